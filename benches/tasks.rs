@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use nativeprof::process::memory::{Memory, Pages};
 use nativeprof::process::system::{LiveSystem, ProcessMemory};
-use nativeprof::session::{Session, SessionOptions};
+use nativeprof::session::Inspection;
 use nativeprof::sys::clock;
 
 const TASKS: usize = 10_000;
@@ -103,12 +103,11 @@ fn median(mut times: Vec<u64>) -> f64 {
 fn measure(python: &str) {
     let mut child = start(python, PROGRAM);
     let pid = child.id();
-    let mut session = Session::new(SessionOptions::default(), Box::new(LiveSystem));
-    session.open(pid, &mut |_, _| Ok(())).expect("it can be read");
+    let (inspection, _) = Inspection::open(pid, true).expect("it can be read");
     let live = ProcessMemory(&LiveSystem, pid);
     let (mut first, mut again) = (Vec::new(), Vec::new());
     for _ in 0..RUNS {
-        let mut reader = session.task_reader(pid).expect("it has imported asyncio");
+        let mut reader = inspection.task_reader().expect("it has imported asyncio");
         for times in [&mut first, &mut again] {
             let began = clock::process_cpu_time();
             let tasks = reader.suspended(&live, &Pages::new(&live)).expect("it has tasks");
@@ -125,13 +124,12 @@ fn measure(python: &str) {
 fn measure_busy(python: &str) {
     let mut child = start(python, BUSY_PROGRAM);
     let pid = child.id();
-    let mut session = Session::new(SessionOptions::default(), Box::new(LiveSystem));
-    session.open(pid, &mut |_, _| Ok(())).expect("it can be read");
+    let (inspection, _) = Inspection::open(pid, true).expect("it can be read");
     let live = Counted {
         memory: ProcessMemory(&LiveSystem, pid),
         calls: Cell::default(),
     };
-    let mut reader = session.task_reader(pid).expect("it has imported asyncio");
+    let mut reader = inspection.task_reader().expect("it has imported asyncio");
     let (mut times, mut calls, mut needed) = (Vec::new(), Vec::new(), Vec::new());
     for _ in 0..BUSY_RUNS {
         live.calls.set(0);

@@ -19,8 +19,8 @@
 //! - `interleave` puts both into calling order by stack address; it is pure.
 //! - `profile` counts stacks as prefixes, and holds, compares, merges, reads and writes finished profiles; `resolve`
 //!   names each frame once, at the end; `export` writes the formats of other tools.
-//! - `session` calls the stages in order, `tape_replay` does so for a `tape`, `in_process` for the process that it
-//!   runs in, `cli` for people; `tui` is the live view.
+//! - `session` calls the stages in order: for a live `Recording`, a `Replay` of a `tape`, or an `Inspection` of one process.
+//!   `in_process` records the process that it runs in, `cli` does all of this for people; `tui` is the live view.
 //!
 //! A profile that `nativeprof record -o profile.json` wrote, read by a program:
 //!
@@ -83,7 +83,6 @@ pub mod sys;
 #[doc(hidden)]
 pub mod tape;
 #[doc(hidden)]
-pub mod tape_replay;
 #[doc(hidden)]
 pub mod truncation;
 mod tui;

@@ -13,9 +13,8 @@ use common::Scratch;
 use nativeprof::profile::json;
 use nativeprof::resolve::naming::protocol::{FileFormat, ModuleNames, NamedFrame};
 use nativeprof::resolve::naming::{ARGUMENT, NamesRequest, NamingError, NamingLimits, NamingProcess};
-use nativeprof::session::SessionOptions;
+use nativeprof::session::{SessionOptions, replay};
 use nativeprof::tape::encode;
-use nativeprof::tape_replay;
 use symbolize::Module;
 
 mod common;
@@ -432,7 +431,7 @@ fn damaged_files() {
 fn replayed(name: &str, naming: Option<NamingProcess>) -> String {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/tapes").join(name);
     let tape = encode::read(&std::fs::read(path).expect("a tape")).expect("a good tape");
-    let profile = tape_replay::profile_with(&Rc::new(tape), SessionOptions::default(), None, naming).expect("a replay");
+    let profile = replay::profile_with(&Rc::new(tape), SessionOptions::default(), None, naming).expect("a replay");
     let mut out = Vec::new();
     json::write(&profile, &mut out).expect("written to memory");
     String::from_utf8(out).expect("text")

@@ -12,8 +12,7 @@ use nativeprof::capture::ptrace::{PtraceBackend, TimerKind};
 use nativeprof::capture::{Backend, EventKind, Mode, OffCpuOptions, SamplingOptions};
 use nativeprof::cpython::frame_walk;
 use nativeprof::event::{Event, RawPyFrame, WalkStatus};
-use nativeprof::process::system::LiveSystem;
-use nativeprof::session::{Session, SessionOptions};
+use nativeprof::session::Inspection;
 use nativeprof::sys::procfs;
 
 use common::chance::{assert_likely, repeated};
@@ -413,12 +412,8 @@ fn every_timer_samples_what_runs() {
 
 /// The distinct chains of interpreter frames of a process, each with its anchors.
 fn chains(pid: u32, mut backend: Box<dyn Backend>) -> BTreeMap<Chain, u32> {
-    let mut session = Session::new(SessionOptions::default(), Box::new(LiveSystem));
-    session
-        .open(pid, &mut |pid, layout| {
-            backend.update_process(pid, layout.expect("a process that lives"))
-        })
-        .expect("a process to open");
+    let (_, layout) = Inspection::open(pid, true).expect("a process to open");
+    backend.update_process(pid, &layout).expect("a process that lives");
     backend.attach(pid).expect("permission to sample");
     backend.start().expect("sampling");
     let (mut found, mut n, mut events) = (BTreeMap::new(), 0, Vec::new());

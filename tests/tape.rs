@@ -13,8 +13,8 @@ use nativeprof::edges::EdgeCounts;
 use nativeprof::event::{CodeCopy, Event, Part};
 use nativeprof::profile::model::{FrameKind, NodeId, Profile};
 use nativeprof::session::SessionOptions;
+use nativeprof::session::replay::{self, Replay};
 use nativeprof::tape::{Tape, encode};
-use nativeprof::tape_replay;
 
 #[path = "common/wrong_returns.rs"]
 mod wrong_returns;
@@ -92,7 +92,7 @@ fn tapes_in(directory: &str) -> Vec<(String, Vec<u8>)> {
 
 fn replayed(packed: &[u8]) -> Profile {
     let tape = encode::read(packed).expect("a good tape");
-    tape_replay::profile(&Rc::new(tape), SessionOptions::default()).expect("a replay")
+    replay::profile(&Rc::new(tape), SessionOptions::default()).expect("a replay")
 }
 
 fn collapsed(profile: &Profile) -> String {
@@ -168,7 +168,7 @@ fn tapes_survive_being_written_again() {
         let again = encode::read(&encode::write(&once)).expect("written by us");
         assert!(once.events == again.events && once.header == again.header, "{name}");
         let text =
-            |tape: Tape| collapsed(&tape_replay::profile(&Rc::new(tape), SessionOptions::default()).expect("a replay"));
+            |tape: Tape| collapsed(&replay::profile(&Rc::new(tape), SessionOptions::default()).expect("a replay"));
         assert_eq!(text(once), text(again), "{name}");
     }
 }
@@ -362,8 +362,8 @@ fn stacks_are_exact() {
 
 /// Verdicts on the edges of all native stacks of a tape.
 fn judged(tape: Tape) -> EdgeCounts {
-    let session = tape_replay::session_with_edges(&Rc::new(tape), SessionOptions::default()).expect("a replay");
-    session.stacks.edges.expect("a judge").counts
+    let replay = Replay::with_edges(&Rc::new(tape), SessionOptions::default()).expect("a replay");
+    replay.edges().expect("a judge").clone()
 }
 
 /// The machine code contradicts no native stack, and proves as many of their edges as before.
@@ -464,8 +464,8 @@ fn survive(raw: &[u8]) -> bool {
     let good = tape.is_ok();
     if let Ok(tape) = tape {
         let tape = Rc::new(tape);
-        if let Ok(mut session) = tape_replay::session_with_edges(&tape, SessionOptions::default()) {
-            tape_replay::resolve(&tape, &mut session);
+        if let Ok(mut replay) = Replay::with_edges(&tape, SessionOptions::default()) {
+            replay.profile();
         }
     }
     assert!(began.elapsed() < Duration::from_secs(20), "took {:?}", began.elapsed());

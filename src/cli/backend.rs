@@ -7,8 +7,6 @@ use crate::cpython;
 use crate::error::{Error, ErrorKind, Result};
 use crate::privileges::checks;
 use crate::privileges::checks::SystemFacts;
-use crate::process::launch::Launched;
-use crate::session::Session;
 use crate::sys;
 
 /// Refuses sampling rates above the kernel's limit.
@@ -86,20 +84,4 @@ fn ebpf_unavailable_reason(e: &Error) -> String {
         ErrorKind::NotPermitted => format!("eBPF is not permitted ({why})"),
         _ => format!("eBPF is not available ({why})"),
     }
-}
-
-/// Lets a command run, sampled from its first instruction on.
-///
-/// # Errors
-/// Those of the backend; if the command cannot be executed.
-pub fn start_command(launched: &mut Launched, backend: &mut dyn Backend, session: &mut Session) -> Result<()> {
-    // The new program's mappings come as events; until then the process still runs our code.
-    let pid = launched.pid();
-    session.add_before_exec(pid);
-    if let Some(program) = launched.program() {
-        session.prepare(pid, program);
-    }
-    backend.update_process(pid, &Default::default())?;
-    backend.attach_at_exec(pid)?;
-    launched.release()
 }

@@ -17,9 +17,8 @@ use crate::profile::json;
 use crate::profile::model::Profile;
 use crate::profile::pstats;
 use crate::resolve::naming::NamingProcess;
-use crate::session::SessionOptions;
+use crate::session::{SessionOptions, replay};
 use crate::tape::encode as tape;
-use crate::tape_replay;
 
 /// Maximum size of a file, and of its decompressed content, in bytes.
 const MAX_BYTES: u64 = 2 << 30;
@@ -115,7 +114,7 @@ fn parse(path: &Path, bytes: &[u8]) -> Result<Profile> {
             what: format!("{}: {}", shown(path), e.what),
             ..e
         })?;
-        return tape_replay::profile_with(
+        return replay::profile_with(
             &Rc::new(tape),
             SessionOptions::default(),
             None,

@@ -12,6 +12,7 @@ use crate::privileges::checks;
 use crate::privileges::checks::SystemFacts;
 use crate::resolve::naming;
 use crate::sys;
+use live::LiveTarget;
 
 mod args;
 mod backend;
@@ -19,6 +20,7 @@ mod commands;
 mod debuginfod;
 mod discover;
 mod input;
+mod live;
 mod output;
 mod suggest;
 
@@ -54,10 +56,10 @@ pub fn main() -> ExitCode {
     let done = match cli.command {
         args::Command::Record(r) => match r.pid {
             Some(pid) => suggest::check_no_command(pid, &r.command)
-                .and_then(|()| commands::record::record(commands::record::RecordTarget::Pid(pid), &r.common))
+                .and_then(|()| commands::record::record(LiveTarget::Pid(pid), &r.common))
                 .map(drop),
             None => match suggest::check_command(&r.command)
-                .and_then(|()| commands::record::record(commands::record::RecordTarget::Launch(r.command), &r.common))
+                .and_then(|()| commands::record::record(LiveTarget::Launch(r.command), &r.common))
             {
                 Ok(code) => return ExitCode::from(code),
                 Err(e) => {
@@ -96,7 +98,7 @@ pub fn main() -> ExitCode {
         args::Command::Dump(d) => commands::dump::dump(&d),
         args::Command::Top(t) => commands::top::top(&t),
         args::Command::Attach(a) => discover::find(&a.target.process())
-            .and_then(|pid| commands::record::record(commands::record::RecordTarget::Pid(pid), &a.common))
+            .and_then(|pid| commands::record::record(LiveTarget::Pid(pid), &a.common))
             .map(drop),
     };
     match done {

@@ -4,18 +4,14 @@
 
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use crate::capture::signal::{self, SamplingClock, SignalBackend};
-use crate::capture::{Backend, SampleCounts};
 use crate::cpython;
 use crate::error::{Error, ErrorKind, Result};
-use crate::process::system::LiveSystem;
-use crate::profile::model::{Meta, Profile};
-use crate::session::pump::{EventPump, update_backend};
-use crate::session::{self, Grouping, Session};
+use crate::profile::model::Profile;
+use crate::session::{Grouping, Recording, SessionOptions};
 use crate::sys;
-use crate::sys::procfs;
 use crate::sys::threads;
 
 pub mod thread_stack;
@@ -65,7 +61,7 @@ impl Recorder {
         let thread = std::thread::Builder::new().name("nativeprof".into());
         let thread = thread.spawn(move || {
             threads::block_signals();
-            match RecordingThread::begin(config) {
+            match RecordingThread::begin(&config) {
                 Ok(recording) => {
                     let _ = notify.send(Ok(()));
                     recording.run(&received);
@@ -149,25 +145,13 @@ fn ended() -> Error {
 
 /// State of the recording thread.
 struct RecordingThread {
-    config: ProfilerConfig,
-    session: Session,
-    backend: SignalBackend,
-    pump: EventPump,
-    /// Of the profile that is being gathered.
-    began: u64,
-    began_wall: SystemTime,
-    before: ProfileStart,
-}
-
-/// Counts at the start of the current profile.
-#[derive(Default)]
-struct ProfileStart {
-    counts: SampleCounts,
-    profiler_cpu: u64,
+    recording: Recording,
+    /// CPU time of this thread before the samples of the next profile, ns.
+    cpu_before: u64,
 }
 
 impl RecordingThread {
-    fn begin(config: ProfilerConfig) -> Result<RecordingThread> {
+    fn begin(config: &ProfilerConfig) -> Result<RecordingThread> {
         let pid = std::process::id();
         let options = signal::SignalOptions {
             rate: config.rate,
@@ -175,30 +159,24 @@ impl RecordingThread {
             threads: config.threads.clone(),
             native: config.native,
         };
-        let mut backend = SignalBackend::new(options, cpython::frame_walk::walk)?;
+        let backend = SignalBackend::new(options, cpython::frame_walk::walk)?;
         let grouping = Grouping {
             processes: false,
             threads: config.by_thread,
         };
-        let session_options = session::SessionOptions {
+        let options = SessionOptions {
             grouping,
             native: config.native,
             spans: true,
             weighted: (config.clock == SamplingClock::Wall).then(|| 1_000_000_000 / config.rate),
-            ..Default::default()
+            ..SessionOptions::default()
         };
-        let mut session = Session::new(session_options, Box::new(LiveSystem));
-        session.open(pid, &mut |pid, layout| update_backend(&mut backend, pid, layout))?;
-        backend.attach(pid)?;
-        backend.start()?;
+        let mut recording = Recording::new(options, Box::new(backend), config.rate, pid, None);
+        recording.attach(pid)?;
+        recording.start()?;
         Ok(RecordingThread {
-            config,
-            session,
-            backend,
-            pump: EventPump::default(),
-            began: sys::clock::now(),
-            began_wall: SystemTime::now(),
-            before: ProfileStart::default(),
+            recording,
+            cpu_before: 0,
         })
     }
 
@@ -208,7 +186,7 @@ impl RecordingThread {
             match received.try_recv() {
                 Ok(RecorderCommand::Take(reply)) => drop(reply.send(self.profile())),
                 Ok(RecorderCommand::Stop(reply)) => {
-                    self.backend.stop();
+                    self.recording.stop();
                     self.poll(Duration::ZERO);
                     let _ = reply.send(self.profile());
                     return;
@@ -222,33 +200,13 @@ impl RecordingThread {
     /// Takes in what has been sampled.
     fn poll(&mut self, wait: Duration) {
         // Only the backend fails, and this one does not.
-        let _ = self
-            .pump
-            .pump(&mut self.backend, &mut self.session, &mut |_| {}, wait, None);
+        let _ = self.recording.poll(wait, None);
     }
 
     /// The profile so far; the next one begins.
     fn profile(&mut self) -> Profile {
-        let counts = self.backend.counts();
-        let profiler_cpu = threads::cpu_time(sys::process::current_tid() as u32).unwrap_or(0);
-        let (now, before) = (sys::clock::now(), std::mem::take(&mut self.before));
-        let new = SampleCounts {
-            cpu_time: counts.cpu_time.saturating_sub(before.counts.cpu_time),
-            lost: counts.lost.saturating_sub(before.counts.lost),
-            ..counts
-        };
-        let pid = std::process::id();
-        let when = (self.began_wall, Duration::from_nanos(now - self.began));
-        let meta = Meta {
-            command: procfs::command_line(pid),
-            profiler_cpu: profiler_cpu.saturating_sub(before.profiler_cpu) as f64 / 1e9,
-            sampling_cpu: profiler_cpu.saturating_sub(before.profiler_cpu) as f64 / 1e9,
-            ..self.session.meta(&self.backend, &new, self.config.rate, pid, when)
-        };
-        let profile = self.session.resolve(self.began, meta);
-        self.session.close_segment();
-        (self.began, self.began_wall) = (now, SystemTime::now());
-        self.before = ProfileStart { counts, profiler_cpu };
-        profile
+        let cpu = threads::cpu_time(sys::process::current_tid() as u32).unwrap_or(0);
+        let before = std::mem::replace(&mut self.cpu_before, cpu);
+        self.recording.take_profile(cpu.saturating_sub(before) as f64 / 1e9)
     }
 }

@@ -6,7 +6,7 @@
 //! | sampling: new processes and files | the same | [`SAMPLING`] |
 //! | symbolization and writing: the large parsers of untrusted input | the same | none |
 //!
-//! All files that symbolization needs are open by then (see `session::Session::open_symbol_sources`), and output is
+//! All files that symbolization needs are open by then (see `session::Recording::finish`), and output is
 //! written with the privileges of the user who gets it. Such a process is not dumpable: that user cannot trace it. A
 //! root user who did not use sudo stays root, without capabilities.
 

@@ -6,23 +6,15 @@
 
 use std::ops::Range;
 use std::path::PathBuf;
-use std::rc::Rc;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
 
-use crate::capture::{Backend, SampleCounts};
-use crate::cpython::Runtime;
-use crate::cpython::code_object::CodeTable;
-use crate::cpython::tasks::{NoTasks, OtherTasks, TaskReader};
-use crate::cpython_layout::{Interpreter, TargetLayout};
+use crate::cpython_layout::TargetLayout;
 use crate::error::Result;
 use crate::event::{Event, Pid, Tid};
 use crate::process::AddressSpace;
-use crate::process::modules::Modules;
 use crate::process::root::Root;
 use crate::process::system::System;
-use crate::profile::model::{Meta, Profile, Quality, StopSummary};
-use crate::profile::values::GIL_HOLDERS;
+use crate::profile::model::{Meta, Profile};
 use crate::resolve::naming::NamingProcess;
 use crate::resolve::{self, Fetch, NameCache, ResolveInput};
 use crate::sys;
@@ -37,6 +29,7 @@ mod eval_calls;
 mod files;
 mod futexes;
 mod greenlets;
+mod inspection;
 mod jit;
 mod lags;
 mod names;
@@ -44,7 +37,9 @@ mod open_intervals;
 mod process;
 mod process_tasks;
 mod processes;
-pub mod pump;
+mod pump;
+mod recording;
+pub mod replay;
 mod sample;
 mod segment;
 mod sockets;
@@ -60,12 +55,15 @@ mod wakers;
 mod workers;
 
 use activities::Activities;
-pub use files::Files;
-pub use names::Names;
+use files::Files;
+pub use inspection::Inspection;
+use names::Names;
 use process::Process;
 use processes::{KnownProcess, Processes};
-pub use segment::{QualityCounts, Segment};
-pub use stacks::{StackBuilder, VisitedCode};
+pub use recording::{FinishedRecording, Recording};
+pub use segment::QualityCounts;
+use segment::Segment;
+use stacks::StackBuilder;
 pub use states::GilCounts;
 use states::TimePart;
 pub use tasks::TaskCounts;
@@ -141,27 +139,24 @@ impl SessionOptions {
 }
 
 /// All data gathered by a recording.
-pub struct Session {
+struct Session {
     options: SessionOptions,
     files: Files,
     processes: Processes,
     names: Names,
-    /// Makes stacks of samples.
-    pub stacks: StackBuilder,
+    stacks: StackBuilder,
     activities: Activities,
-    /// What has been counted.
-    pub segment: Segment,
-    /// What names the frames.
-    pub naming: Naming,
+    segment: Segment,
+    naming: Naming,
 }
 
 /// What names the frames of profiles.
 #[derive(Default)]
-pub struct Naming {
+struct Naming {
     /// Downloads debug information that is not on this machine.
-    pub fetch: Option<Fetch>,
+    fetch: Option<Fetch>,
     /// Reads the names in files. Without it, they are read in this process.
-    pub process: Option<NamingProcess>,
+    process: Option<NamingProcess>,
     /// Names of frames that were resolved before.
     cache: NameCache,
 }
@@ -172,10 +167,10 @@ const RESCAN_INTERVAL: u64 = 50_000_000;
 const MAX_NAMES: usize = 1 << 18;
 
 /// Notifies the backend of what an event has changed.
-pub type TargetUpdate<'a> = dyn FnMut(Pid, Option<&TargetLayout>) -> Result<()> + 'a;
+type TargetUpdate<'a> = dyn FnMut(Pid, Option<&TargetLayout>) -> Result<()> + 'a;
 
 impl Session {
-    pub fn new(options: SessionOptions, system: Box<dyn System>) -> Session {
+    fn new(options: SessionOptions, system: Box<dyn System>) -> Session {
         Session {
             files: Files::new(system),
             processes: Processes::default(),
@@ -189,7 +184,7 @@ impl Session {
     }
 
     /// Processes one event.
-    pub fn event(&mut self, event: Event, update: &mut TargetUpdate<'_>) -> Result<()> {
+    fn event(&mut self, event: Event, update: &mut TargetUpdate<'_>) -> Result<()> {
         match event {
             Event::Sample(s) => self.sample(&s, update)?,
             Event::Code { .. } => self.processes.capture_code_objects(&mut self.files, &event, None),
@@ -245,7 +240,7 @@ impl Session {
     ///
     /// # Errors
     /// `NoSuchProcess`, `NotPermitted`.
-    pub fn open(&mut self, pid: Pid, update: &mut TargetUpdate<'_>) -> Result<()> {
+    fn open(&mut self, pid: Pid, update: &mut TargetUpdate<'_>) -> Result<()> {
         let started = self.files.system.start_time(pid);
         let space = self.files.open_space(pid)?;
         self.forget(pid);
@@ -278,7 +273,7 @@ impl Session {
 
     /// Adds a process that is about to execute its program. If it has exited by the time its mappings are handled, its
     /// files are still found.
-    pub fn add_before_exec(&mut self, pid: Pid) {
+    fn add_before_exec(&mut self, pid: Pid) {
         let root = self.files.modules.root(&*self.files.system, pid);
         let started = self.files.system.start_time(pid);
         self.add_without_mappings(pid, root, started);
@@ -292,7 +287,7 @@ impl Session {
     }
 
     /// Reads the files of an interpreter that a process is about to run.
-    pub fn prepare(&mut self, pid: Pid, program: PathBuf) {
+    fn prepare(&mut self, pid: Pid, program: PathBuf) {
         self.files.prepare(pid, program);
     }
 
@@ -428,12 +423,12 @@ impl Session {
     }
 
     /// Puts the stacks of wakers below the waits that they ended; `kernel`: with the kernel's functions.
-    pub fn show_wakers(&mut self, kernel: bool) {
+    fn show_wakers(&mut self, kernel: bool) {
         self.activities.wakers.show(&*self.files.system, kernel);
     }
 
     /// Ends the segment: drops the samples and keeps what is known of processes and files, for another profile.
-    pub fn close_segment(&mut self) -> Segment {
+    fn close_segment(&mut self) -> Segment {
         self.forget_nodes();
         self.activities.spans.forget_labels();
         self.names.forget_samples();
@@ -441,7 +436,7 @@ impl Session {
     }
 
     /// Drops samples before a time (of the samples' clock), and eventually the stacks that only they had.
-    pub fn forget_before(&mut self, time: u64) {
+    fn forget_before(&mut self, time: u64) {
         if self.segment.forget_before(time) {
             self.forget_nodes();
             self.segment.prune();
@@ -463,51 +458,9 @@ impl Session {
         wakers.forget_nodes();
     }
 
-    /// Quality of all samples. `counts` are the backend's, taken at `rate`.
-    pub fn quality(&self, counts: &SampleCounts, rate: u64) -> Quality {
-        // Off the CPU nothing is expected: intervals are taken by their lengths. Nor of one lock's holders.
-        if self.options.weighted.is_none() && !self.options.gil_only {
-            self.segment.quality.quality_at_rate(counts, rate)
-        } else {
-            self.segment.quality.quality(0, counts.lost)
-        }
-    }
-
-    /// What is known of the recording so far: of the backend, whose `counts` these are, and of the samples. `pid` is
-    /// the first process; the caller fills in the command and our own CPU time.
-    pub fn meta(
-        &self,
-        backend: &dyn Backend,
-        counts: &SampleCounts,
-        rate: u64,
-        pid: Pid,
-        (began, duration): (SystemTime, Duration),
-    ) -> Meta {
-        let since = began.duration_since(SystemTime::UNIX_EPOCH);
-        Meta {
-            version: env!("CARGO_PKG_VERSION").into(),
-            rate,
-            event: match self.options.gil_only {
-                true => format!("{}{GIL_HOLDERS}", backend.event()),
-                false => backend.event().into(),
-            },
-            backend: backend.backend().into(),
-            start: since.map_or(0.0, |d| d.as_secs_f64()),
-            duration: duration.as_secs_f64(),
-            pid,
-            stopped: counts.stopped.map(|h| StopSummary {
-                median_us: h.median / 1000,
-                max_us: h.longest / 1000,
-            }),
-            quality: self.quality(counts, rate),
-            target_cpu: counts.cpu_time as f64 * 1e-9,
-            ..Meta::default()
-        }
-    }
-
     /// Opens what symbolization reads, while there are privileges for it; `pid` is the first process. After this,
     /// `resolve` opens nothing except debug files below the root directory that is kept open.
-    pub fn open_symbol_sources(&mut self, pid: Pid) {
+    fn open_symbol_sources(&mut self, pid: Pid) {
         self.add_root(pid, None);
         self.processes.scan_all_jit_code(&mut self.files);
         let Files {
@@ -518,14 +471,14 @@ impl Session {
 
     /// Resolves the names of all data. `meta` is complete except for modules and threads; `start` is on the samples'
     /// clock.
-    pub fn resolve(&mut self, start: u64, meta: Meta) -> Profile {
+    fn resolve(&mut self, start: u64, meta: Meta) -> Profile {
         self.open_symbol_sources(meta.pid);
         self.name(None, |input, _| resolve::resolve(input, start, meta))
     }
 
     /// The samples of a time range, of all threads or one, as a profile; with what kept event loops also before. Resolves names that
     /// are new, which needs no privileges except for opening debug files.
-    pub fn window(&mut self, span: Range<u64>, only: Option<Tid>, meta: Meta) -> Profile {
+    fn window(&mut self, span: Range<u64>, only: Option<Tid>, meta: Meta) -> Profile {
         let window = self.segment.window(&span, only);
         self.name(Some(window), |input, names| {
             if names.len() > MAX_NAMES {
@@ -578,54 +531,8 @@ impl Session {
         resolve(input, &mut self.naming.cache)
     }
 
-    /// Samples by whether their thread held the interpreter lock, if only such threads are sampled.
-    pub fn gil_counts(&self) -> Option<GilCounts> {
-        self.activities.states.gil
-    }
-
-    /// Samples of coroutines so far; `None` if no tasks are searched for.
-    pub fn task_counts(&self) -> Option<TaskCounts> {
-        self.activities.tasks.counts()
-    }
-
-    /// The interpreter of a process: what its file says, and where it is if its version is supported.
-    pub fn python(&self, pid: Pid) -> Option<(Arc<Runtime>, Option<Interpreter>)> {
-        let python = self.processes.get(pid)?.python.as_ref()?;
-        Some((python.runtime.clone(), python.interpreter))
-    }
-
-    /// The interpreter of a process as text: `CPython 3.11.7 (libpython3.11.so.1.0)`.
-    pub fn python_text(&self, pid: Pid) -> Option<&str> {
-        self.names.interpreters.get(&pid).map(|text| &**text)
-    }
-
-    /// Whether an interpreter was found in any process.
-    pub fn has_python(&self) -> bool {
-        !self.names.interpreters.is_empty()
-    }
-
-    /// Whether the process had more than one interpreter when its thread states were read last.
-    pub fn has_several_interpreters(&self, pid: Pid) -> bool {
-        self.processes.get(pid).is_some_and(Process::has_several_interpreters)
-    }
-
-    /// The name of a thread, as the system has it.
-    pub fn thread_name(&self, pid: Pid, tid: Tid) -> Option<&str> {
-        self.names.threads.get(&(pid, tid)).map(|name| &**name)
-    }
-
-    /// The name that a thread has in Python, read now. `None`: it has none, or it could not be read.
-    pub fn current_thread_name(&mut self, pid: Pid, tid: Tid) -> Option<String> {
-        let known = self.processes.get_mut(pid)?;
-        let name = known.process.read_thread_name(&*self.files.system, tid, u64::MAX);
-        if let Some(name) = &name {
-            self.names.python_threads.insert((pid, tid), name.clone());
-        }
-        name.or_else(|| self.names.python_threads.get(&(pid, tid)).cloned())
-    }
-
     /// Reads the names of all sampled threads that still run, at the end of a recording: they may have changed.
-    pub fn update_thread_names(&mut self) {
+    fn update_thread_names(&mut self) {
         for known in self.processes.iter_mut() {
             let pid = known.process.pid();
             for tid in known.process.thread_names.sampled() {
@@ -634,41 +541,6 @@ impl Session {
                 }
             }
         }
-    }
-
-    /// Threads of a process that hold the global lock of an interpreter now.
-    pub fn gil_holders(&self, pid: Pid) -> Vec<Tid> {
-        let process = self.processes.get(pid);
-        process.map_or(Vec::new(), |process| process.gil_holders(&*self.files.system))
-    }
-
-    /// Reads the tasks of a process that runs Python.
-    ///
-    /// # Errors
-    /// Why they cannot be read; `UnknownVersion` also for a process without Python.
-    pub fn task_reader(&self, pid: Pid) -> std::result::Result<TaskReader, NoTasks> {
-        let process = self.processes.get(pid).ok_or(NoTasks::UnknownVersion)?;
-        asyncio::task_reader(process, &self.files)
-    }
-
-    /// What reads the greenlets and the tasks of trio of a process. `None`: it runs no Python that is known.
-    pub fn other_tasks(&self, pid: Pid) -> Option<OtherTasks> {
-        trio::other_tasks(self.processes.get(pid)?, &self.files)
-    }
-
-    /// The code objects of all processes.
-    pub fn codes(&mut self) -> &mut CodeTable {
-        &mut self.files.codes
-    }
-
-    /// The files of all processes.
-    pub fn modules(&self) -> &Modules {
-        &self.files.modules
-    }
-
-    /// The system that processes are read from.
-    pub fn system(&self) -> Rc<dyn System> {
-        self.files.system.clone()
     }
 }
 

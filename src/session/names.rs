@@ -8,7 +8,7 @@ use crate::event::{Pid, Tid};
 
 /// Names of threads, and the interpreters of processes.
 #[derive(Default)]
-pub struct Names {
+pub(super) struct Names {
     /// Current names of threads, as the system has them.
     pub(super) threads: BTreeMap<(Pid, Tid), String>,
     /// Names that threads have in Python, as far as known.
@@ -31,6 +31,16 @@ impl Names {
     /// Whether any thread of the process has samples.
     pub(super) fn has_samples(&self, pid: Pid) -> bool {
         self.sampled.contains_key(&pid)
+    }
+
+    /// The interpreter of a process as text.
+    pub(super) fn interpreter(&self, pid: Pid) -> Option<&str> {
+        self.interpreters.get(&pid).map(|text| &**text)
+    }
+
+    /// The name of a thread, as the system has it.
+    pub(super) fn thread(&self, pid: Pid, tid: Tid) -> Option<&str> {
+        self.threads.get(&(pid, tid)).map(|name| &**name)
     }
 
     /// Takes note of the interpreter of a process, if it has one.

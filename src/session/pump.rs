@@ -21,7 +21,7 @@ use crate::sys;
 
 /// Events on their way from a backend to a session. Every recording, live or replayed, runs through one.
 #[derive(Default)]
-pub struct EventPump {
+pub(super) struct EventPump {
     /// Read from the backend, not yet passed to the session.
     waiting: vec::IntoIter<Event>,
     /// The backend has more.
@@ -30,7 +30,7 @@ pub struct EventPump {
 
 impl EventPump {
     /// How long to wait for events: not at all while some are waiting, else at most `max`.
-    pub fn wait(&self, max: Duration) -> Duration {
+    pub(super) fn wait(&self, max: Duration) -> Duration {
         if self.is_waiting() { Duration::ZERO } else { max }
     }
 
@@ -43,7 +43,7 @@ impl EventPump {
     ///
     /// # Errors
     /// Those of the backend, and of the session on an event.
-    pub fn pump(
+    pub(super) fn pump(
         &mut self,
         backend: &mut dyn Backend,
         session: &mut Session,
@@ -83,7 +83,7 @@ impl EventPump {
     ///
     /// # Errors
     /// Those of the backend.
-    pub fn discard(mut self, backend: &mut dyn Backend) -> Result<u64> {
+    pub(super) fn discard(mut self, backend: &mut dyn Backend) -> Result<u64> {
         let samples =
             |events: &mut dyn Iterator<Item = Event>| events.filter(|e| matches!(e, Event::Sample(_))).count();
         let (mut events, mut left, mut more) = (Vec::new(), samples(&mut self.waiting), true);
@@ -99,7 +99,7 @@ impl EventPump {
 ///
 /// # Errors
 /// Those of [`Backend::update_process`].
-pub fn update_backend(backend: &mut dyn Backend, pid: Pid, layout: Option<&TargetLayout>) -> Result<()> {
+pub(super) fn update_backend(backend: &mut dyn Backend, pid: Pid, layout: Option<&TargetLayout>) -> Result<()> {
     match layout {
         Some(layout) => backend.update_process(pid, layout),
         None => {
@@ -231,7 +231,7 @@ impl Session {
     ///
     /// # Errors
     /// As [`Session::event`].
-    pub fn add_open_intervals(&mut self, backend: &mut dyn Backend) -> Result<()> {
+    pub(super) fn add_open_intervals(&mut self, backend: &mut dyn Backend) -> Result<()> {
         self.add_intervals(backend.open_intervals(), |i, _| i.asleep)?;
         let now = sys::clock::now();
         let activities = &mut self.activities;

@@ -135,14 +135,14 @@ fn a_number_that_is_used_again_says_nothing_of_the_process_before() {
     exit(&mut session, &machine, 7);
     assert!(is_used(&session, 7));
     fork(&mut session, 7, 1);
-    assert!(!is_used(&session, 7) && session.python_text(7).is_none());
+    assert!(!is_used(&session, 7) && session.names.interpreter(7).is_none());
     // Its exit has not been seen.
     use_process(&mut session, 7);
     fork(&mut session, 7, 1);
     assert!(!is_used(&session, 7));
     // That its samples are of threads without the lock is not known.
     happens(&mut session, sample(7));
-    let counts = session.gil_counts().expect("only holders are sampled");
+    let counts = session.activities.states.gil.expect("only holders are sampled");
     assert_eq!((counts.unknown, counts.not_holding), (1, 0));
 }
 
@@ -174,8 +174,8 @@ fn programs_that_are_executed_begin_anew() {
             comm: b"other".to_vec(),
         },
     );
-    assert!(!is_used(&session, 7) && session.python_text(7).is_none());
-    assert_eq!(session.thread_name(7, 7), Some("other"));
+    assert!(!is_used(&session, 7) && session.names.interpreter(7).is_none());
+    assert_eq!(session.names.thread(7, 7), Some("other"));
 }
 
 #[test]

@@ -1,62 +1,40 @@
 //! `record` and `attach`: sample a process, then write the profile.
 
-use std::collections::BTreeSet;
 use std::io::IsTerminal;
 use std::path::Path;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-use crate::capture::{self, Backend, SamplingOptions};
+use crate::capture::{self, Backend};
 use crate::cli::args::RecordArgs;
-use crate::cli::backend::{check_rate, open_backend, start_command};
-use crate::cli::debuginfod;
-use crate::cli::discover::{self, check_target};
+use crate::cli::backend::check_rate;
+use crate::cli::discover;
+use crate::cli::live::{Invoker, LiveOptions, LiveRecording, LiveTarget, PreparedTarget};
 use crate::cli::output::Output;
 use crate::cli::output::atomic_file::{OutputFile, PRIVATE};
 use crate::cli::{FAILED, print_error, print_line, print_status};
-use crate::edges::EdgeJudge;
 use crate::error::{Error, ErrorKind, Result};
 use crate::escape;
-use crate::event::{Event, Pid};
+use crate::event::Pid;
 use crate::privileges::credentials::{Caps, User};
-use crate::privileges::{checks, phases};
 use crate::process::launch::Launched;
-use crate::process::system::{LiveSystem, System};
-use crate::profile::model::Meta;
+use crate::profile::model::{Meta, Profile};
 use crate::profile::summary;
-use crate::resolve::naming::NamingProcess;
-use crate::session::pump::{EventPump, update_backend};
-use crate::session::{self, Grouping, Session};
+use crate::session::{FinishedRecording, Grouping, QualityCounts, replay};
 use crate::sys;
-use crate::sys::procfs;
-use crate::sys::ptrace;
 use crate::tape;
 use crate::tape::encode;
-use crate::tape::recorder::{RecordingSystem, TapeRecorder};
-use crate::tape_replay;
-
-/// What to sample.
-pub enum RecordTarget {
-    Pid(Pid),
-    Launch(Vec<String>),
-}
+use crate::tape::recorder::TapeRecorder;
 
 /// Longest time before the clock, the target and signals are checked again.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
 /// The same with --tasks: the task of a sample may be gone soon.
 const TASK_POLL: Duration = Duration::from_millis(5);
 
-/// Maximum number of times that a tree of processes is read before sampling starts.
-const MAX_SCANS: usize = 16;
-
-/// Time allowed for samples that are still waiting at the end; the rest count as lost. Many threads on a busy machine leave a
-/// backlog that takes far less; a target that makes each sample slow to read must not keep nativeprof for long.
-const DRAIN_TIME: Duration = Duration::from_secs(5);
-
 /// Samples the target until it exits, the duration is over or Ctrl-C, and writes the profile. The exit code is that of
 /// a launched command, 128 plus the number of the signal that killed it, else 0.
-pub fn record(target: RecordTarget, options: &RecordArgs) -> Result<u8> {
+pub fn record(target: LiveTarget, options: &RecordArgs) -> Result<u8> {
     check_rate(options.rate)?;
     if options.save_tape.is_some() {
         let (what, option) = match (options.sampling.mode, options.sampling.gil) {
@@ -92,205 +70,124 @@ pub fn record(target: RecordTarget, options: &RecordArgs) -> Result<u8> {
             .why("by default only CPU time is sampled, and idle threads use none")
             .hint("--mode wall --idle, or omit --idle"));
     }
-    let is_root = sys::process::effective_uid() == 0;
-    let user = if options.as_root {
-        None
-    } else {
-        phases::switch_to_invoking_user()?
-    };
-    let fetch = debuginfod::fetch(options.names.debuginfod, is_root, user.as_ref())?;
-    if let RecordTarget::Pid(pid) = target {
-        check_target(pid)?;
-        // With --subprocesses others may be readable.
-        if let Some(missing) = checks::memory(pid).filter(|_| !options.subprocesses) {
-            return Err(missing.error(format!("sampling process {pid} is not permitted")));
-        }
-    }
-    let mut launched = None;
-    let pid = match &target {
-        RecordTarget::Pid(pid) => *pid,
-        RecordTarget::Launch(command) => launched.insert(Launched::prepare(command, user.as_ref())?).pid(),
-    };
-    // After the command was forked, which must not inherit the mask; before other threads exist, which might receive
-    // the signals that a backend waits for.
-    ptrace::block_child_signals();
-    let (output, tape) = output_files(options, pid).map_err(|e| explain_user(e, user.as_ref()))?;
-    let kept = Caps(output.needs().0 | tape.as_ref().map_or(0, |place| place.needs().0));
-    phases::restrict_to_setup(kept)?;
-    sys::files::raise_file_limit();
-    sys::memory::keep_freed_memory();
-    if let Some(launched) = &launched {
-        launched.pass_on_signals();
-    }
-    sys::interrupts::install_interrupt_handler();
-
-    let sampling = &options.sampling;
-    let capture = SamplingOptions {
-        spans: options.spans,
-        ..sampling.capture(options.rate, options.subprocesses)
-    };
-    let mut backend = open_backend(sampling.backend, &capture)?;
-    let grouping = Grouping {
-        processes: options.subprocesses,
-        threads: options.threads,
-    };
-    let session_options = session::SessionOptions {
-        grouping,
-        native: !sampling.no_native,
-        tasks: options.tasks.shows_tasks(),
-        weighted: sampling.weighted(options.rate),
-        gil_only: sampling.gil,
-        lag: options.tasks.lag,
-        workers: sampling.attribute_workers,
-        spans: options.spans,
-        thread_context: options.spans,
-    };
+    let invoker = Invoker::switch_to(options.as_root, Caps::NONE, options.names.debuginfod)?;
+    let prepared = PreparedTarget::new(target, &invoker, options.subprocesses)?;
+    let pid = prepared.pid;
+    let (output, tape) = output_files(options, pid).map_err(|e| explain_user(e, invoker.user.as_ref()))?;
     let recorder = options
         .save_tape
         .as_ref()
         .map(|_| TapeRecorder::new(options.tape_samples));
-    let system: Box<dyn System> = match &recorder {
-        Some(recorder) => Box::new(RecordingSystem(recorder.clone())),
-        None => Box::new(LiveSystem),
+    let live = LiveOptions {
+        rate: options.rate,
+        sampling: &options.sampling,
+        tasks: &options.tasks,
+        grouping: Grouping {
+            processes: options.subprocesses,
+            threads: options.threads,
+        },
+        spans: options.spans,
+        tape: recorder.clone(),
+        kept: Caps(output.needs().0 | tape.as_ref().map_or(0, |place| place.needs().0)),
     };
-    let mut session = Session::new(session_options, system);
-    session.naming.fetch = fetch;
-    session.naming.process = Some(NamingProcess::default());
-    // What it reads of the process gets onto the tape.
-    session.stacks.edges = recorder.as_ref().map(|_| EdgeJudge::default());
-    if sampling.wakers {
-        session.show_wakers(sampling.kernel);
-    }
-    let command = match &target {
-        RecordTarget::Pid(pid) => procfs::command_line(*pid),
-        RecordTarget::Launch(command) => command.join(" "),
-    };
-    let watch = sys::process::ExitWatch::new(pid);
-    match &mut launched {
-        Some(launched) => start_command(launched, &mut *backend, &mut session)?,
-        None if options.subprocesses => attach_family(&mut *backend, &mut session, pid)?,
-        None => {
-            session.open(pid, &mut |pid, layout| update_backend(&mut *backend, pid, layout))?;
-            backend.attach(pid)?;
-            if !session.has_python()
-                && let Some(line) = discover::suggest_python_child(pid)
-            {
-                print_status(&line);
-            }
-        }
+    let mut live = LiveRecording::open(prepared, invoker, &live)?;
+    let is_attached = live.launched.is_none();
+    if let Some(line) = live.suggestion().filter(|_| !options.subprocesses) {
+        print_status(&line);
     }
     let family = discover::FamilyCpu::start(pid);
-    let (began, began_wall, start) = (sys::clock::now(), SystemTime::now(), Instant::now());
-    let startup_cpu = sys::clock::process_cpu_time();
-    let started = backend.start().and_then(|()| phases::restrict_to_sampling(kept));
-    if let Err(e) = started {
-        return finish(launched, false, Err(e));
+    if let Err(e) = live.start() {
+        return finish(live.launched, false, Err(e));
     }
     print_line(&format!(
         "nativeprof: sampling {} at {} Hz ({})",
         discover::pid_label(pid),
         options.rate,
-        backend.name()
+        live.recording.backend_name()
     ));
-
-    let end = options.duration.map(Duration::from_secs_f64);
-    let progress = progress();
-    let (mut ended, mut pump) = (false, EventPump::default());
-    let poll = if options.tasks.shows_tasks() {
-        TASK_POLL
-    } else {
-        POLL_INTERVAL
-    };
-    let mut observe = |event: &Event| {
-        if let Some(recorder) = &recorder {
-            recorder.event(event);
-        }
-    };
-    // What ends the recording early; what was sampled until then is written.
-    let mut failure = None;
-    while !ended && failure.is_none() && !sys::interrupts::interrupted() && end.is_none_or(|end| start.elapsed() < end)
-    {
-        let wait = end.map_or(poll, |end| end.saturating_sub(start.elapsed()).min(poll));
-        ended = watch.has_exited();
-        let wait = pump.wait(wait);
-        let turn = Instant::now() + wait + POLL_INTERVAL;
-        let until = Some(end.map_or(turn, |end| turn.min(start + end)));
-        failure = pump.pump(&mut *backend, &mut session, &mut observe, wait, until).err();
-        if recorder.as_ref().is_some_and(|recorder| recorder.is_full()) {
-            session.stacks.edges = None;
-        }
-        if !progress.is_hidden() {
-            progress.set_message(progress_text(&session, start.elapsed()));
-            progress.tick();
-        }
-    }
-    // Before the time that stopping takes: it reads all threads that wait.
-    let duration = start.elapsed();
-    backend.stop();
-    if let Some(naming) = &mut session.naming.process {
-        naming.prepare();
-    }
+    let (ended, failure) = sample(&mut live, options);
     let children = if options.subprocesses {
         Duration::ZERO
     } else {
         family.used()
     };
-    let until = Instant::now() + DRAIN_TIME;
-    let mut drain = |session: &mut Session, backend: &mut dyn Backend| -> Result<()> {
-        while pump.pump(backend, session, &mut observe, Duration::ZERO, Some(until))? && Instant::now() < until {}
-        Ok(())
-    };
-    failure = failure.or(drain(&mut session, &mut *backend).err());
-    failure = failure.or(session.add_open_intervals(&mut *backend).err());
-    // Threads that have got a CPU meanwhile have handed in the samples of their last waits.
-    failure = failure.or(drain(&mut session, &mut *backend).err());
-    let discarded = pump.discard(&mut *backend);
-    let left = *discarded.as_ref().unwrap_or(&0);
-    failure = failure.or(discarded.err());
-    progress.finish_and_clear();
-    let sampling_cpu = sys::clock::process_cpu_time().saturating_sub(startup_cpu);
-
-    let exceeded = backend.exceeded_limits();
-    let mut counts = backend.counts();
-    counts.lost += left;
-    let meta = Meta {
-        command,
-        ..session.meta(&*backend, &counts, options.rate, pid, (began_wall, duration))
-    };
-    session.update_thread_names();
-    session.open_symbol_sources(pid);
-    let timer_remark = backend.timer_remark();
-    drop(backend); // its descriptors are privileges too
-    if let Err(e) = phases::drop_for_symbolization(kept) {
-        return finish(launched, ended, Err(e));
-    }
-    let mut profile = session.resolve(began, meta);
-    profile.meta.sampling_cpu = sampling_cpu as f64 * 1e-9;
-    let naming_cpu = session.naming.process.take().map_or(0, |naming| naming.cpu_time());
-    profile.meta.profiler_cpu = (sys::clock::process_cpu_time() + naming_cpu) as f64 * 1e-9;
-    let written = match output.write(&profile) {
+    let (finished, launched) = live.finish(failure);
+    let written = finished.and_then(|mut finished| {
+        let profile = finished.resolve();
+        let written = output.write(&profile)?;
+        print_line(&summary::block(&profile.meta, &written));
+        print_remarks(options, &finished, &profile, children);
+        output.browse(true);
+        Ok((finished, profile))
+    });
+    let (finished, profile) = match written {
         Ok(written) => written,
         Err(e) => return finish(launched, ended, Err(e)),
     };
-    print_line(&summary::block(&profile.meta, &written));
-    if let Some(remark) = timer_remark {
+    let mut done = match (recorder, &tape) {
+        (Some(recorder), Some(place)) => save_tape(&recorder, place, &profile.meta, finished.began(), is_attached),
+        _ => Ok(()),
+    };
+    if let Some(e) = finished.failure {
+        done = Err(Error {
+            what: format!("the recording ended early: {}", e.what),
+            ..e
+        });
+    }
+    if is_attached {
+        done = done.and_then(|()| output.check_written());
+    }
+    finish(launched, ended, done)
+}
+
+/// Samples until the target exits, the duration is over, or Ctrl-C. Returns whether the target has exited, and what else ended the
+/// recording: what was sampled until then is written.
+fn sample(live: &mut LiveRecording, options: &RecordArgs) -> (bool, Option<Error>) {
+    let start = Instant::now();
+    let end = options
+        .duration
+        .map(|duration| start + Duration::from_secs_f64(duration));
+    let poll = if options.tasks.shows_tasks() {
+        TASK_POLL
+    } else {
+        POLL_INTERVAL
+    };
+    let progress = progress();
+    let (mut ended, mut failure) = (false, None);
+    let is_over = || sys::interrupts::interrupted() || end.is_some_and(|end| Instant::now() >= end);
+    while !ended && failure.is_none() && !is_over() {
+        let left = end.map(|end| end.saturating_duration_since(Instant::now()));
+        ended = live.has_exited();
+        failure = live.poll(left.map_or(poll, |left| left.min(poll)), end).err();
+        if !progress.is_hidden() {
+            progress.set_message(progress_text(live.recording.quality_counts(), start.elapsed()));
+            progress.tick();
+        }
+    }
+    progress.finish_and_clear();
+    (ended, failure)
+}
+
+/// Prints what a user may want to know of the profile besides the summary's block.
+fn print_remarks(options: &RecordArgs, finished: &FinishedRecording, profile: &Profile, children: Duration) {
+    if let Some(remark) = &finished.timer_remark {
         print_line(&format!("  timer:    {remark}"));
     }
-    let is_cpu_time = sampling.mode == capture::Mode::Cpu;
+    let is_cpu_time = options.sampling.mode == capture::Mode::Cpu;
     let advice = is_cpu_time.then(|| summary::advice(&profile.meta, children)).flatten();
-    if let Some(line) = advice.or_else(|| summary::thread_states(&profile)) {
+    if let Some(line) = advice.or_else(|| summary::thread_states(profile)) {
         print_line(&line);
     }
-    for limit in exceeded {
+    for limit in &finished.exceeded_limits {
         print_line(&format!("  limit:    {limit}"));
     }
-    if let Some(line) = summary::cut_names(&profile) {
+    if let Some(line) = summary::cut_names(profile) {
         print_line(&line);
     }
-    if let Some(counts) = session.task_counts() {
+    if let Some(counts) = finished.task_counts() {
         print_line(&summary::tasks(counts.with, counts.without));
     }
-    if let Some(counts) = session.gil_counts() {
+    if let Some(counts) = finished.gil_counts() {
         let left_out = counts.not_holding + counts.unknown;
         print_line(&summary::gil(
             counts.holding,
@@ -302,21 +199,6 @@ pub fn record(target: RecordTarget, options: &RecordArgs) -> Result<u8> {
     if let Some(threshold) = options.tasks.lag {
         print_line(&summary::lags(&profile.meta.lags, threshold));
     }
-    output.browse(true);
-    let mut done = match (recorder, &tape) {
-        (Some(recorder), Some(place)) => save_tape(&recorder, place, &profile.meta, began, launched.is_none()),
-        _ => Ok(()),
-    };
-    if let Some(e) = failure {
-        done = Err(Error {
-            what: format!("the recording ended early: {}", e.what),
-            ..e
-        });
-    }
-    if launched.is_none() {
-        done = done.and_then(|()| output.check_written());
-    }
-    finish(launched, ended, done)
 }
 
 /// Waits for the command, if there is one that has not ended. The exit code is that of the command, or [`FAILED`] if the
@@ -378,7 +260,7 @@ fn save_tape(recorder: &TapeRecorder, output: &OutputFile, meta: &Meta, began: u
         duration: meta.duration,
         command: meta.command.clone(),
     };
-    let (tape, same) = tape_replay::finish(recorder.finish(header))?;
+    let (tape, same) = replay::finish(recorder.finish(header))?;
     let (bytes, name) = (encode::write(&tape), output.path().display().to_string());
     output.write(&|out| out.write_all(&bytes)).map_err(|e| {
         Error::io(format!("cannot write the tape {name}"), e).hint("choose another file with --save-tape FILE")
@@ -399,45 +281,6 @@ fn save_tape(recorder: &TapeRecorder, output: &OutputFile, meta: &Meta, began: u
     Ok(())
 }
 
-/// Attaches to a process and its existing descendants. Later forks come as events. One message counts those that cannot
-/// be sampled.
-///
-/// # Errors
-/// If none can be sampled, that of the process itself.
-fn attach_family(backend: &mut dyn Backend, session: &mut Session, pid: Pid) -> Result<()> {
-    let (mut known, mut refused, mut is_attached) = (BTreeSet::new(), Vec::new(), false);
-    // Those that appear meanwhile; their parents pass on forks from then on.
-    for _ in 0..MAX_SCANS {
-        let before = known.len();
-        for process in std::iter::once(pid).chain(discover::descendants(pid)) {
-            if !known.insert(process) {
-                continue;
-            }
-            let opened = session.open(process, &mut |pid, layout| update_backend(backend, pid, layout));
-            match opened.and_then(|()| backend.attach(process)) {
-                Ok(()) => is_attached = true,
-                Err(e) if e.kind == ErrorKind::NoSuchProcess && process != pid => {}
-                Err(e) => refused.push((process, e)),
-            }
-        }
-        if known.len() == before {
-            break;
-        }
-    }
-    let Some((first, e)) = refused.first() else {
-        return Ok(());
-    };
-    if !is_attached {
-        return Err(e.clone());
-    }
-    let which = match refused.len() {
-        1 => format!("process {first} is"),
-        n => format!("{n} processes, the first of which is {first}, are"),
-    };
-    print_status(&format!("{which} not sampled: {} ({})", e.what, e.why));
-    Ok(())
-}
-
 fn progress() -> ProgressBar {
     if !std::io::stderr().is_terminal() {
         return ProgressBar::hidden();
@@ -447,8 +290,7 @@ fn progress() -> ProgressBar {
     bar
 }
 
-fn progress_text(session: &Session, elapsed: Duration) -> String {
-    let t = &session.segment.quality;
+fn progress_text(t: &QualityCounts, elapsed: Duration) -> String {
     let seconds = elapsed.as_secs_f64();
     format!(
         "{seconds:5.1} s   {}   {:.0}/s   exact {}   Ctrl-C stops",

@@ -4,31 +4,30 @@ use std::fs::File;
 use std::io::Read;
 use std::rc::Rc;
 
-use crate::cli::args::Replay;
+use crate::cli::args;
+use crate::cli::input;
+use crate::cli::live::Invoker;
 use crate::cli::output::Output;
 use crate::cli::print_line;
-use crate::cli::{debuginfod, input};
 use crate::edges::CodePlace;
 use crate::error::{Error, Result};
 use crate::escape::line;
 use crate::privileges::credentials::Caps;
 use crate::privileges::phases;
 use crate::privileges::phases::WRITING;
+use crate::process::modules::Modules;
 use crate::profile::summary;
 use crate::resolve::naming::NamingProcess;
-use crate::session::{Grouping, Session, SessionOptions};
-use crate::sys;
+use crate::session::replay::Replay;
+use crate::session::{Grouping, SessionOptions};
 use crate::tape::encode;
-use crate::tape_replay;
 
 /// Bytes of a packed tape that are read.
 const MAX_PACKED: u64 = 512 << 20;
 
 /// Replays a tape into a profile file. False if the machine code contradicts a stack.
-pub fn replay(options: &Replay) -> Result<bool> {
-    let is_root = sys::process::effective_uid() == 0;
-    let user = phases::switch_to_invoking_user()?;
-    let fetch = debuginfod::fetch(options.names.debuginfod, is_root, user.as_ref())?;
+pub fn replay(options: &args::Replay) -> Result<bool> {
+    let invoker = Invoker::switch_to(false, Caps::NONE, options.names.debuginfod)?;
     let mut packed = Vec::new();
     File::open(&options.tape)
         .and_then(|f| f.take(MAX_PACKED).read_to_end(&mut packed))
@@ -58,29 +57,29 @@ pub fn replay(options: &Replay) -> Result<bool> {
         native,
         ..SessionOptions::default()
     };
-    let mut session = if options.verify_edges {
-        tape_replay::session_with_edges(&tape, session_options)?
+    let mut replay = if options.verify_edges {
+        Replay::with_edges(&tape, session_options)?
     } else {
-        tape_replay::session(&tape, session_options)?
+        Replay::new(&tape, session_options)?
     };
-    (session.naming.fetch, session.naming.process) = (fetch, Some(NamingProcess::default()));
-    let profile = tape_replay::resolve(&tape, &mut session);
+    replay.name_apart(invoker.fetch, Some(NamingProcess::default()));
+    let profile = replay.profile();
     let written = output.write(&profile)?;
     print_line(&summary::block(&profile.meta, &written));
     let mut is_possible = true;
-    if let Some(edges) = &session.stacks.edges {
-        let text = edges.counts.text(&|place| place_name(&session, place));
+    if let Some(edges) = replay.edges() {
+        let text = edges.text(&|place| place_name(replay.modules(), place));
         text.lines().for_each(|text| print_line(&format!("  {}", line(text))));
-        is_possible = edges.counts.total().impossible == 0;
+        is_possible = edges.total().impossible == 0;
     }
     output.browse(false);
     output.check_written().map(|()| is_possible)
 }
 
 /// `libc.so.6+0x1234`: file and address in it.
-fn place_name(session: &Session, place: CodePlace) -> String {
+fn place_name(modules: &Modules, place: CodePlace) -> String {
     match place {
-        CodePlace::File(module, svma) => format!("{}+{svma:#x}", session.modules().get(module).name()),
+        CodePlace::File(module, svma) => format!("{}+{svma:#x}", modules.get(module).name()),
         CodePlace::Memory(pid, avma) => format!("{avma:#x} in process {pid}"),
     }
 }

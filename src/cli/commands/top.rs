@@ -2,34 +2,22 @@
 
 use std::io::{self, IsTerminal};
 use std::path::Path;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::Duration;
 
-use crate::capture::Backend;
 use crate::cli::args::{ProcessRef, Top};
-use crate::cli::backend::{check_rate, open_backend, start_command};
-use crate::cli::debuginfod;
-use crate::cli::discover::{self, check_target};
+use crate::cli::backend::check_rate;
+use crate::cli::discover;
+use crate::cli::live::{Invoker, LiveOptions, LiveRecording, LiveTarget, PreparedTarget};
 use crate::cli::output::Output;
 use crate::cli::print_line;
 use crate::error::{Error, ErrorKind, Result};
-use crate::event::{Pid, Tid};
-use crate::privileges::credentials;
+use crate::event::Tid;
 use crate::privileges::credentials::Caps;
-use crate::privileges::{checks, phases};
-use crate::process::launch::Launched;
-use crate::process::system::LiveSystem;
-use crate::profile::model::{FrameKind, Meta, Profile, Quality};
+use crate::profile::model::{FrameKind, Profile, Quality};
 use crate::profile::summary;
-use crate::resolve::naming::NamingProcess;
-use crate::session::pump::{EventPump, update_backend};
-use crate::session::{self, Session};
-use crate::sys;
-use crate::sys::procfs;
-use crate::sys::ptrace;
+use crate::session::Grouping;
 use crate::tui;
 
-/// Longest time that samples are processed before keys and the target are checked again.
-const MAX_PUMP_TIME: Duration = Duration::from_millis(100);
 /// Age from which samples are forgotten, s.
 const MAX_AGE: u64 = 60;
 
@@ -50,80 +38,33 @@ pub fn top(options: &Top) -> Result<()> {
     }
     check_rate(options.rate)?;
     options.sampling.check()?;
-    let is_root = sys::process::effective_uid() == 0;
-    let user = phases::switch_to_invoking_user()?;
-    let fetch = debuginfod::fetch(options.names.debuginfod, is_root, user.as_ref())?;
-    if let Some(pid) = attached {
-        check_target(pid)?;
-        if let Some(missing) = checks::memory(pid) {
-            return Err(missing.error(format!("sampling process {pid} is not permitted")));
-        }
-    }
-    let mut launched = None;
-    let pid = match attached {
-        Some(pid) => pid,
-        None => launched
-            .insert(Launched::prepare_detached(&options.command, user.as_ref())?)
-            .pid(),
+    let invoker = Invoker::switch_to(false, Caps::NONE, options.names.debuginfod)?;
+    let target = match attached {
+        Some(pid) => LiveTarget::Pid(pid),
+        None => LiveTarget::LaunchDetached(options.command.clone()),
     };
-    ptrace::block_child_signals();
-    phases::restrict_to_setup(Caps::NONE)?;
-    sys::files::raise_file_limit();
-    if let Some(launched) = &launched {
-        launched.pass_on_signals();
-    }
-    sys::interrupts::install_interrupt_handler();
-    let sampling = &options.sampling;
-    let mut backend = open_backend(sampling.backend, &sampling.capture(options.rate, false))?;
-    let session_options = session::SessionOptions {
-        native: !sampling.no_native,
-        tasks: options.tasks.shows_tasks(),
-        lag: options.tasks.lag,
-        weighted: sampling.weighted(options.rate),
-        gil_only: sampling.gil,
-        workers: sampling.attribute_workers,
-        ..Default::default()
-    };
-    let mut session = Session::new(session_options, Box::new(LiveSystem));
-    session.naming.fetch = fetch;
-    session.naming.process = Some(NamingProcess::default());
-    if sampling.wakers {
-        session.show_wakers(sampling.kernel);
-    }
-    let watch = sys::process::ExitWatch::new(pid);
-    let mut command = options.command.join(" ");
-    match &mut launched {
-        Some(launched) => start_command(launched, &mut *backend, &mut session)?,
-        None => {
-            command = procfs::command_line(pid);
-            session.open(pid, &mut |pid, layout| update_backend(&mut *backend, pid, layout))?;
-            backend.attach(pid)?;
-        }
-    }
-    let (started, wall, began) = (Instant::now(), SystemTime::now(), sys::clock::now());
-    backend.start()?;
-    phases::restrict_to_sampling(Caps::NONE)?;
-    let mut feed = TopFeed {
-        pid,
+    let prepared = PreparedTarget::new(target, &invoker, false)?;
+    let live = LiveOptions {
         rate: options.rate,
-        command,
-        watch,
-        backend,
-        session,
-        started,
-        wall,
-        began,
-        since: began,
-        pump: EventPump::default(),
+        sampling: &options.sampling,
+        tasks: &options.tasks,
+        grouping: Grouping::default(),
+        spans: false,
+        tape: None,
+        kept: Caps::NONE,
     };
+    let mut live = LiveRecording::open(prepared, invoker, &live)?;
+    live.start()?;
+    let mut feed = TopFeed { live, since: 0 };
     let done = tui::run(&mut feed, options.frames.view(false));
-    feed.backend.stop();
+    let recording = &mut feed.live.recording;
+    recording.stop();
     done?;
-    let q = feed.session.quality(&feed.backend.counts(), feed.rate);
+    let q = recording.quality();
     print_line(&format!(
         "nativeprof: {} in {:.1} s, {} lost; stacks: {}",
         summary::counted(q.taken, "samples"),
-        started.elapsed().as_secs_f64(),
+        recording.elapsed().as_secs_f64(),
         q.lost,
         summary::stacks(&q)
     ));
@@ -132,53 +73,25 @@ pub fn top(options: &Top) -> Result<()> {
 
 /// A process that is being sampled.
 struct TopFeed {
-    pid: Pid,
-    rate: u64,
-    command: String,
-    /// Becomes readable when the process ends.
-    watch: sys::process::ExitWatch,
-    backend: Box<dyn Backend>,
-    session: Session,
-    started: Instant,
-    wall: SystemTime,
-    /// The same on the clock of samples, and since when samples were shown the last time.
-    began: u64,
+    live: LiveRecording,
+    /// Since when samples were shown the last time, on the samples' clock, ns.
     since: u64,
-    pump: EventPump,
 }
 
 impl tui::SampleFeed for TopFeed {
     fn poll(&mut self, wait: Duration) -> Result<bool> {
-        let wait = self.pump.wait(wait);
-        let until = Some(Instant::now() + wait + MAX_PUMP_TIME);
-        let more = (self.pump).pump(&mut *self.backend, &mut self.session, &mut |_| {}, wait, until)?;
-        Ok(more || !self.watch.has_exited())
+        let more = self.live.poll(wait, None)?;
+        Ok(more || !self.live.has_exited())
     }
 
     fn last(&mut self, seconds: u64, until: u64, thread: Option<Tid>) -> Profile {
-        let before = |seconds: u64| until.saturating_sub(seconds * 1_000_000_000).max(self.began);
-        let since = before(seconds);
-        self.session.forget_before(before(MAX_AGE));
-        let counts = self.backend.counts();
-        let when = (self.wall, self.started.elapsed());
-        let meta = Meta {
-            command: self.command.clone(),
-            ..self.session.meta(&*self.backend, &counts, self.rate, self.pid, when)
-        };
-        self.session.open_symbol_sources(self.pid);
-        let session = &mut self.session;
-        // Symbol files are not trusted: no capability is effective while they are parsed.
-        let mut profile =
-            credentials::with_only(Caps::NONE, || session.window(since..until, thread, meta)).unwrap_or_default();
+        let (profile, since) = self.live.recording.window(seconds, MAX_AGE, until, thread);
         self.since = since;
-        for lag in &mut profile.meta.lags {
-            lag.time = lag.start.saturating_sub(self.began);
-        }
         profile
     }
 
     fn gil_holders(&mut self) -> Vec<Tid> {
-        self.session.gil_holders(self.pid)
+        self.live.recording.gil_holders()
     }
 
     fn save(&mut self, profile: &Profile, path: &str) -> Result<String> {

@@ -11,8 +11,8 @@ use crate::arch;
 use crate::capture::common::seen_code::SeenCode;
 use crate::capture::ptrace::snapshot::{ReadMode, SnapshotError, SnapshotTarget, Snapshotter, ThreadSnapshot};
 use crate::cli::args::{ColorWhen, Dump};
-use crate::cli::debuginfod;
-use crate::cli::discover::{self, check_target};
+use crate::cli::discover;
+use crate::cli::live::{Invoker, check_readable};
 use crate::cli::output::style::TerminalStyle;
 use crate::cpython;
 use crate::cpython::gil;
@@ -22,16 +22,16 @@ use crate::cpython::repr::{LocalVariable, ValueReader};
 use crate::cpython::thread_states;
 use crate::cpython_layout::{Interpreter, TargetLayout};
 use crate::error::{self, Error};
-use crate::event::{Event, Pid, PythonWalk, Tid};
+use crate::event::{Pid, PythonWalk, Tid};
+use crate::interleave::StackQuality;
 use crate::privileges::credentials::{Cap, Caps};
-use crate::privileges::{checks, phases};
+use crate::privileges::phases;
 use crate::process::maps;
 use crate::process::memory::Pages;
 use crate::process::system::{LiveSystem, ProcessMemory, System};
 use crate::profile::folded::{self, NodeDisplay};
-use crate::profile::model::{FrameKind, Meta, NodeId, Profile};
-use crate::resolve::naming::NamingProcess;
-use crate::session::{self, Grouping, Session};
+use crate::profile::model::{FrameKind, NodeId, Profile};
+use crate::session::Inspection;
 use crate::sys;
 use crate::sys::procfs;
 use crate::truncation::Truncation;
@@ -121,7 +121,6 @@ pub fn dump(options: &Dump) -> error::Result<()> {
     if options.tasks {
         return tasks::dump(pid, options.json);
     }
-    let is_root = sys::process::effective_uid() == 0;
     // SYS_NICE shortens stops; SYS_ADMIN is needed for /proc/PID/stack.
     let more = Caps::of(&[Cap::SysNice]).0
         | if options.kernel {
@@ -129,31 +128,13 @@ pub fn dump(options: &Dump) -> error::Result<()> {
         } else {
             0
         };
-    let user = phases::switch_to_invoking_user_with(Caps(more))?;
-    let fetch = debuginfod::fetch(options.names.debuginfod, is_root, user.as_ref())?;
-    check_target(pid)?;
-    if let Some(missing) = checks::memory(pid) {
-        return Err(missing.error(format!("reading process {pid} is not permitted")));
-    }
+    let invoker = Invoker::switch_to(false, Caps(more), options.names.debuginfod)?;
+    check_readable(pid, "reading")?;
     phases::restrict_to_setup(Caps(more))?;
 
-    let session_options = session::SessionOptions {
-        grouping: Grouping {
-            processes: false,
-            threads: true,
-        },
-        native: !options.no_native,
-        ..Default::default()
-    };
-    let mut session = Session::new(session_options, Box::new(LiveSystem));
-    session.naming.fetch = fetch;
-    session.naming.process = Some(NamingProcess::default());
-    let mut layout = TargetLayout::default();
-    session.open(pid, &mut |_, found| {
-        layout = found.cloned().unwrap_or_default();
-        Ok(())
-    })?;
-    let mut inspector = Inspector::new(pid, &session, layout, options);
+    let (mut inspection, layout) = Inspection::open(pid, !options.no_native)?;
+    inspection.name_apart(invoker.fetch);
+    let mut inspector = Inspector::new(pid, &inspection, layout, options);
     let tids = {
         let mut tids = LiveSystem.threads(pid);
         tids.sort_unstable();
@@ -162,20 +143,19 @@ pub fn dump(options: &Dump) -> error::Result<()> {
     let mut snapshots: BTreeMap<Tid, Result<ThreadSnapshot<DumpExtras>, SnapshotError>> =
         inspector.inspect(&tids, false).into_iter().collect();
     let mut qualities = BTreeMap::new();
-    let mut newer = None;
     for (tid, snapshot) in &snapshots {
         if let Ok(snapshot) = snapshot {
-            qualities.insert(*tid, feed_sample(&mut session, snapshot, &mut newer)?);
+            qualities.insert(*tid, quality_of(&mut inspection, snapshot)?);
         }
     }
     // Their Python frames may be those of thread states that were not known.
-    if let Some(layout) = newer.take() {
+    if let Some(layout) = inspection.take_newer_layout() {
         inspector.layout = layout;
         let partial = |tid: &Tid| matches!(qualities.get(tid), Some(DumpQuality::Partial(_)));
         let partial: Vec<Tid> = tids.iter().copied().filter(partial).collect();
         for (tid, again) in inspector.inspect(&partial, false) {
             if let Ok(again) = again {
-                qualities.insert(tid, feed_sample(&mut session, &again, &mut newer)?);
+                qualities.insert(tid, quality_of(&mut inspection, &again)?);
                 snapshots.insert(tid, Ok(again));
             }
         }
@@ -193,7 +173,7 @@ pub fn dump(options: &Dump) -> error::Result<()> {
             if let Some(Ok(first)) = snapshots.get(&tid).filter(|_| options.locals) {
                 again.found.locals = first.found.locals.clone(); // by frame: those of others are of no effect
             }
-            qualities.insert(tid, feed_sample(&mut session, &again, &mut newer)?);
+            qualities.insert(tid, quality_of(&mut inspection, &again)?);
             snapshots.insert(tid, Ok(again));
         }
     }
@@ -211,33 +191,28 @@ pub fn dump(options: &Dump) -> error::Result<()> {
         std::thread::sleep(RETRY_DELAY);
         for (tid, again) in inspector.inspect(&waits, false) {
             if let Ok(again) = again {
-                qualities.insert(tid, feed_sample(&mut session, &again, &mut newer)?);
+                qualities.insert(tid, quality_of(&mut inspection, &again)?);
                 snapshots.insert(tid, Ok(again));
             }
         }
     }
     // Libraries that were loaded since the mappings were read.
-    if qualities.values().any(|v| matches!(v, DumpQuality::Partial(_))) && session.open(pid, &mut |_, _| Ok(())).is_ok()
-    {
+    if qualities.values().any(|v| matches!(v, DumpQuality::Partial(_))) && inspection.reopen() {
         for (tid, quality) in &mut qualities {
             if let (DumpQuality::Partial(_), Some(Ok(snapshot))) = (*quality, snapshots.get(tid)) {
-                *quality = feed_sample(&mut session, snapshot, &mut newer)?;
+                *quality = quality_of(&mut inspection, snapshot)?;
             }
         }
     }
-    let mut python_names: BTreeMap<Tid, String> = tids
-        .iter()
-        .filter_map(|tid| Some((*tid, session.current_thread_name(pid, *tid)?)))
-        .collect();
+    let mut python_names = inspection.current_thread_names(&tids);
     phases::restrict_to_sampling(Caps::NONE)?;
     let addresses: BTreeMap<Tid, Vec<u64>> = snapshots
         .iter()
-        .filter_map(|(tid, snapshot)| Some((*tid, inspector.shown(&mut session, snapshot.as_ref().ok()?))))
+        .filter_map(|(tid, snapshot)| Some((*tid, inspector.shown(&mut inspection, snapshot.as_ref().ok()?))))
         .collect();
-    session.open_symbol_sources(pid);
+    inspection.open_symbol_sources();
     phases::drop_for_symbolization(Caps::NONE)?;
-    let meta = Meta { pid, ..Meta::default() };
-    let profile = session.resolve(0, meta);
+    let profile = inspection.resolve();
     let views = match options.interpreter_frames {
         true => vec![NodeDisplay::Itself; profile.nodes.len()],
         false => folded::shown(&profile),
@@ -248,7 +223,7 @@ pub fn dump(options: &Dump) -> error::Result<()> {
         DumpThread {
             tid: *tid,
             inner: procfs::namespace_tid(pid, *tid).filter(|inner| inner != tid),
-            name: session.thread_name(pid, *tid).unwrap_or_default().to_string(),
+            name: inspection.thread_name(*tid).unwrap_or_default().to_string(),
             python_name: python_names.remove(tid),
             stack: found,
         }
@@ -265,7 +240,7 @@ pub fn dump(options: &Dump) -> error::Result<()> {
         pid,
         inner: procfs::namespace_tid(pid, pid).filter(|inner| *inner != pid),
         command: crate::sys::procfs::command_line(pid),
-        python: session.python_text(pid).unwrap_or_default().to_string(),
+        python: inspection.python_text().unwrap_or_default().to_string(),
         free_threaded: inspector.free_threaded,
         frozen: sys::cgroup::is_frozen(pid),
         kernel_refused: options.kernel && threads.iter().any(asleep),
@@ -308,9 +283,9 @@ struct Inspector {
 }
 
 impl Inspector {
-    fn new(pid: Pid, session: &Session, layout: TargetLayout, options: &Dump) -> Inspector {
-        let python = session.python(pid);
-        let maps = maps::parse(&session.system().maps(pid).unwrap_or_default());
+    fn new(pid: Pid, inspection: &Inspection, layout: TargetLayout, options: &Dump) -> Inspector {
+        let python = inspection.python();
+        let maps = maps::parse(&LiveSystem.maps(pid).unwrap_or_default());
         Inspector {
             pid,
             layout,
@@ -394,43 +369,23 @@ impl Inspector {
 
     /// Addresses of the Python frames that a sample's stack shows, innermost first. None where frames of several interpreters may
     /// be in another order.
-    fn shown(&self, session: &mut Session, snapshot: &ThreadSnapshot<DumpExtras>) -> Vec<u64> {
-        let Some((python, _)) = self
-            .python
-            .as_ref()
-            .filter(|_| !session.has_several_interpreters(self.pid))
-        else {
+    fn shown(&self, inspection: &mut Inspection, snapshot: &ThreadSnapshot<DumpExtras>) -> Vec<u64> {
+        let Some((python, _)) = self.python.as_ref().filter(|_| !inspection.has_several_interpreters()) else {
             return Vec::new();
         };
         let memory = ProcessMemory(&LiveSystem, self.pid);
-        cpython::frame_groups::shown(&snapshot.sample, &python.layout, session.codes(), &memory)
+        cpython::frame_groups::shown(&snapshot.sample, &python.layout, inspection.codes(), &memory)
     }
 }
 
-/// Hands a thread's sample to the session; how good its stack is. `newer`: what the session has found out of the process.
-fn feed_sample(
-    session: &mut Session,
-    snapshot: &ThreadSnapshot<DumpExtras>,
-    newer: &mut Option<TargetLayout>,
-) -> error::Result<DumpQuality> {
-    let before = session.segment.quality.clone();
-    for copy in &snapshot.codes {
-        let copy = Box::new(copy.clone());
-        let pid = snapshot.sample.pid;
-        session.event(Event::Code { pid, copy }, &mut |_, _| Ok(()))?;
-    }
-    session.event(Event::Sample(Box::new(snapshot.sample.clone())), &mut |_, found| {
-        *newer = found.cloned();
-        Ok(())
-    })?;
-    let after = &session.segment.quality;
-    Ok(if after.exact > before.exact {
-        DumpQuality::Exact
-    } else if after.repaired > before.repaired {
-        DumpQuality::Repaired
-    } else {
-        let more = |(why, n): &(&Truncation, &u64)| before.reasons.get(*why).is_none_or(|had| had < *n);
-        DumpQuality::Partial(after.reasons.iter().find(more).map(|(why, _)| *why))
+/// How good the stack of a thread is.
+fn quality_of(inspection: &mut Inspection, snapshot: &ThreadSnapshot<DumpExtras>) -> error::Result<DumpQuality> {
+    let quality = inspection.add(&snapshot.sample, &snapshot.codes)?;
+    Ok(match quality {
+        Some(StackQuality::Exact) => DumpQuality::Exact,
+        Some(StackQuality::Repaired) => DumpQuality::Repaired,
+        Some(StackQuality::Partial(why)) => DumpQuality::Partial(Some(why)),
+        None => DumpQuality::Partial(None),
     })
 }
 

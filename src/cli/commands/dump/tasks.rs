@@ -6,8 +6,8 @@ use rustc_hash::FxHashMap;
 use serde_json::{Value, json};
 
 use super::task_tree;
-use crate::cli::args::ColorWhen;
-use crate::cli::discover::check_target;
+use crate::cli::args::{ColorWhen, DebuginfodArg};
+use crate::cli::live::{Invoker, check_readable};
 use crate::cli::output::JSON_VERSION;
 use crate::cli::output::style::TerminalStyle;
 use crate::cpython::code_object::CodeTable;
@@ -20,11 +20,11 @@ use crate::cpython_layout::Layout;
 use crate::error::{self, Error, ErrorKind};
 use crate::event::{Pid, Tid};
 use crate::privileges::credentials::Caps;
-use crate::privileges::{checks, phases};
+use crate::privileges::phases;
 use crate::process::maps;
 use crate::process::memory::{Memory, Pages};
 use crate::process::system::{LiveSystem, ProcessMemory, System};
-use crate::session::{Session, SessionOptions};
+use crate::session::Inspection;
 use crate::sys::procfs;
 
 /// A task as it is shown.
@@ -80,19 +80,11 @@ pub struct TaskReport {
 /// # Errors
 /// `NoSuchProcess`, `NotPermitted`, `Unsupported`: no Python, or no asyncio.
 pub fn dump(pid: Pid, as_json: bool) -> error::Result<()> {
-    phases::switch_to_invoking_user_with(Caps::NONE)?;
-    check_target(pid)?;
-    if let Some(missing) = checks::memory(pid) {
-        return Err(missing.error(format!("reading process {pid} is not permitted")));
-    }
+    Invoker::switch_to(false, Caps::NONE, DebuginfodArg::Off)?;
+    check_readable(pid, "reading")?;
     phases::restrict_to_setup(Caps::NONE)?;
-    let options = SessionOptions {
-        native: false,
-        ..SessionOptions::default()
-    };
-    let mut session = Session::new(options, Box::new(LiveSystem));
-    session.open(pid, &mut |_, _| Ok(()))?;
-    let Some((_, python)) = session.python(pid) else {
+    let (inspection, _) = Inspection::open(pid, false)?;
+    let Some((_, python)) = inspection.python() else {
         return Err(
             Error::new(ErrorKind::Unsupported, format!("process {pid} does not run Python"))
                 .why("it maps no CPython 3.6 or later, so it has no asyncio tasks")
@@ -101,12 +93,12 @@ pub fn dump(pid: Pid, as_json: bool) -> error::Result<()> {
     };
     let live = ProcessMemory(&LiveSystem, pid);
     let memory = Pages::new(&live);
-    let read = session.task_reader(pid).and_then(|mut reader| reader.read(&memory));
+    let read = inspection.task_reader().and_then(|mut reader| reader.read(&memory));
     let Some(python) = python else {
-        return Err(no_tasks(pid, NoTasks::UnknownVersion, &session));
+        return Err(no_tasks(pid, NoTasks::UnknownVersion, &inspection));
     };
     let states = thread_states::states(&memory, &python);
-    let others = session.other_tasks(pid);
+    let others = inspection.other_tasks();
     let (greenlets, gaps) = match (&others, LiveSystem.maps(pid)) {
         (Some(reader), Ok(text)) => reader.all_greenlets(&live, &maps::parse(&text), &states),
         _ => Default::default(),
@@ -118,7 +110,7 @@ pub fn dump(pid: Pid, as_json: bool) -> error::Result<()> {
     let mut list = match read {
         Ok(list) => list,
         Err(_) if !greenlets.is_empty() || !trio.is_empty() => TaskList::default(),
-        Err(why) => return Err(no_tasks(pid, why, &session)),
+        Err(why) => return Err(no_tasks(pid, why, &inspection)),
     };
     list.gaps.extend(gaps);
     if LiveSystem.threads(pid).is_empty() {
@@ -144,7 +136,7 @@ pub fn dump(pid: Pid, as_json: bool) -> error::Result<()> {
     let report = TaskReport {
         pid,
         command: procfs::command_line(pid),
-        python: session.python_text(pid).unwrap_or_default().to_string(),
+        python: inspection.python_text().unwrap_or_default().to_string(),
         tasks: shown(
             pid,
             (&list, &greenlets, &trio),
@@ -166,8 +158,8 @@ pub fn dump(pid: Pid, as_json: bool) -> error::Result<()> {
     }
 }
 
-fn no_tasks(pid: Pid, why: NoTasks, session: &Session) -> Error {
-    let python = session.python_text(pid).unwrap_or_default().to_string();
+fn no_tasks(pid: Pid, why: NoTasks, inspection: &Inspection) -> Error {
+    let python = inspection.python_text().unwrap_or_default().to_string();
     match why {
         NoTasks::UnknownVersion => Error::new(
             ErrorKind::Unsupported,

@@ -1,0 +1,380 @@
+//! A session with the backend that samples for it: what live recordings run.
+
+use std::ops::Range;
+use std::rc::Rc;
+use std::time::{Duration, Instant, SystemTime};
+
+use super::pump::{EventPump, update_backend};
+use super::{GilCounts, QualityCounts, Session, SessionOptions, TaskCounts};
+use crate::capture::{Backend, SampleCounts};
+use crate::edges::EdgeJudge;
+use crate::error::{Error, Result};
+use crate::event::{Event, Pid, Tid};
+use crate::privileges::credentials;
+use crate::privileges::credentials::Caps;
+use crate::process::launch::Launched;
+use crate::process::system::{LiveSystem, System};
+use crate::profile::model::{Meta, Profile, Quality, StopSummary};
+use crate::profile::values::GIL_HOLDERS;
+use crate::resolve::Fetch;
+use crate::resolve::naming::NamingProcess;
+use crate::sys;
+use crate::sys::procfs;
+use crate::tape::recorder::{RecordingSystem, TapeRecorder};
+
+/// A live recording: of one process, or of those that descend from it.
+pub struct Recording {
+    session: Session,
+    backend: Box<dyn Backend>,
+    pump: EventPump,
+    tape: Option<Rc<TapeRecorder>>,
+    /// The first process, and its command line.
+    pid: Pid,
+    command: String,
+    /// Samples per second.
+    rate: u64,
+    start: RecordingStart,
+}
+
+/// When the samples of the current segment begin.
+#[derive(Clone, Copy)]
+struct RecordingStart {
+    /// On the samples' clock, ns.
+    time: u64,
+    date: SystemTime,
+    /// CPU time of this process until then, ns.
+    cpu: u64,
+    /// The backend's counts of earlier segments.
+    counted: EarlierCounts,
+}
+
+/// Counts of the backend when a segment begins.
+#[derive(Clone, Copy, Default)]
+struct EarlierCounts {
+    cpu_time: u64,
+    lost: u64,
+}
+
+impl RecordingStart {
+    fn now() -> RecordingStart {
+        RecordingStart {
+            time: sys::clock::now(),
+            date: SystemTime::now(),
+            cpu: sys::clock::process_cpu_time(),
+            counted: EarlierCounts::default(),
+        }
+    }
+}
+
+impl Recording {
+    /// A recording by `backend`, which takes `rate` samples per second, of the process `pid` first. What is read of the processes
+    /// is written to `tape` as well, if there is one.
+    pub fn new(
+        options: SessionOptions,
+        backend: Box<dyn Backend>,
+        rate: u64,
+        pid: Pid,
+        tape: Option<Rc<TapeRecorder>>,
+    ) -> Recording {
+        let system: Box<dyn System> = match &tape {
+            Some(tape) => Box::new(RecordingSystem(tape.clone())),
+            None => Box::new(LiveSystem),
+        };
+        let mut session = Session::new(options, system);
+        // What the judge reads of the process gets onto the tape.
+        session.stacks.edges = tape.as_ref().map(|_| EdgeJudge::default());
+        Recording {
+            session,
+            backend,
+            pump: EventPump::default(),
+            tape,
+            pid,
+            command: String::new(),
+            rate,
+            start: RecordingStart::now(),
+        }
+    }
+
+    /// Has names read by another process, and debug files downloaded by `fetch`.
+    pub fn name_apart(&mut self, fetch: Option<Fetch>) {
+        self.session.naming.fetch = fetch;
+        self.session.naming.process = Some(NamingProcess::default());
+    }
+
+    /// Puts the stacks of wakers below the waits that they ended; `kernel`: with the kernel's functions.
+    pub fn show_wakers(&mut self, kernel: bool) {
+        self.session.show_wakers(kernel);
+    }
+
+    /// Adds a process that runs, sampled from [`Recording::start`] on.
+    ///
+    /// # Errors
+    /// `NoSuchProcess`, `NotPermitted`.
+    pub fn attach(&mut self, pid: Pid) -> Result<()> {
+        if pid == self.pid {
+            self.command = procfs::command_line(pid);
+        }
+        let backend = &mut *self.backend;
+        self.session
+            .open(pid, &mut |pid, layout| update_backend(backend, pid, layout))?;
+        self.backend.attach(pid)
+    }
+
+    /// Lets a command run, sampled from its first instruction on.
+    ///
+    /// # Errors
+    /// Those of the backend; if the command cannot be executed.
+    pub fn start_command(&mut self, launched: &mut Launched, words: &[String]) -> Result<()> {
+        self.command = words.join(" ");
+        // The new program's mappings come as events; until then the process still runs our code.
+        let pid = launched.pid();
+        self.session.add_before_exec(pid);
+        if let Some(program) = launched.program() {
+            self.session.prepare(pid, program);
+        }
+        self.backend.update_process(pid, &Default::default())?;
+        self.backend.attach_at_exec(pid)?;
+        launched.release()
+    }
+
+    /// Starts sampling.
+    ///
+    /// # Errors
+    /// Those of the backend.
+    pub fn start(&mut self) -> Result<()> {
+        self.start = RecordingStart::now();
+        self.backend.start()
+    }
+
+    /// Processes samples that are available; true if more are. Waits up to `wait` for the first one, and returns soon after
+    /// `until`, if given: a target can make each sample slow to read.
+    ///
+    /// # Errors
+    /// Those of the backend, and of the session on an event.
+    pub fn poll(&mut self, wait: Duration, until: Option<Instant>) -> Result<bool> {
+        let tape = self.tape.as_deref();
+        let mut observe = |event: &Event| {
+            if let Some(tape) = tape {
+                tape.event(event);
+            }
+        };
+        let (backend, session) = (&mut *self.backend, &mut self.session);
+        let more = self.pump.pump(backend, session, &mut observe, wait, until);
+        if tape.is_some_and(TapeRecorder::is_full) {
+            self.session.stacks.edges = None;
+        }
+        more
+    }
+
+    /// How long [`Recording::poll`] would wait: not at all while samples are waiting, else at most `max`.
+    pub fn wait(&self, max: Duration) -> Duration {
+        self.pump.wait(max)
+    }
+
+    /// Stops sampling. What was sampled before can still be processed.
+    pub fn stop(&mut self) {
+        self.backend.stop();
+    }
+
+    /// Stops sampling and processes what was sampled, for `drain_time` at most: the rest counts as lost. `failure` is what ended
+    /// the recording early, if anything did.
+    pub fn finish(mut self, drain_time: Duration, mut failure: Option<Error>) -> FinishedRecording {
+        // Before the time that stopping takes: it reads all threads that wait.
+        let duration = self.elapsed();
+        self.stop();
+        if let Some(naming) = &mut self.session.naming.process {
+            naming.prepare();
+        }
+        let until = Instant::now() + drain_time;
+        failure = failure.or(self.drain(until).err());
+        failure = failure.or(self.session.add_open_intervals(&mut *self.backend).err());
+        // Threads that have got a CPU meanwhile have handed in the samples of their last waits.
+        failure = failure.or(self.drain(until).err());
+        let left = std::mem::take(&mut self.pump).discard(&mut *self.backend);
+        let mut counts = self.backend.counts();
+        counts.lost += *left.as_ref().unwrap_or(&0);
+        failure = failure.or(left.err());
+        let meta = Meta {
+            sampling_cpu: sys::clock::process_cpu_time().saturating_sub(self.start.cpu) as f64 * 1e-9,
+            ..self.meta_of(&counts, duration)
+        };
+        self.session.update_thread_names();
+        self.session.open_symbol_sources(self.pid);
+        FinishedRecording {
+            session: self.session,
+            began: self.start.time,
+            meta,
+            exceeded_limits: self.backend.exceeded_limits(),
+            timer_remark: self.backend.timer_remark(),
+            failure,
+        }
+        // The backend goes here: its descriptors are privileges too.
+    }
+
+    fn drain(&mut self, until: Instant) -> Result<()> {
+        while self.poll(Duration::ZERO, Some(until))? && Instant::now() < until {}
+        Ok(())
+    }
+
+    /// The samples of the last `seconds` before `until` (on the samples' clock), of all threads or one, and the time at which they
+    /// begin. What is older than `max_age` seconds is forgotten.
+    pub fn window(&mut self, seconds: u64, max_age: u64, until: u64, thread: Option<Tid>) -> (Profile, u64) {
+        let began = self.start.time;
+        let before = |seconds: u64| until.saturating_sub(seconds.saturating_mul(1_000_000_000)).max(began);
+        let since = before(seconds);
+        self.session.forget_before(before(max_age));
+        let meta = self.meta();
+        self.session.open_symbol_sources(self.pid);
+        let span: Range<u64> = since..until;
+        let session = &mut self.session;
+        // Symbol files are not trusted: no capability is effective while they are parsed.
+        let profile = credentials::with_only(Caps::NONE, || session.window(span, thread, meta));
+        let mut profile = profile.unwrap_or_default();
+        for lag in &mut profile.meta.lags {
+            lag.time = lag.start.saturating_sub(began);
+        }
+        (profile, since)
+    }
+
+    /// The profile of what was sampled since the start or the last call. `profiler_cpu` is our CPU time since then, in seconds.
+    pub fn take_profile(&mut self, profiler_cpu: f64) -> Profile {
+        let counts = self.backend.counts();
+        let next = RecordingStart {
+            counted: EarlierCounts {
+                cpu_time: counts.cpu_time,
+                lost: counts.lost,
+            },
+            ..RecordingStart::now()
+        };
+        let meta = Meta {
+            profiler_cpu,
+            sampling_cpu: profiler_cpu,
+            ..self.meta()
+        };
+        let profile = self.session.resolve(self.start.time, meta);
+        self.session.close_segment();
+        self.start = next;
+        profile
+    }
+
+    /// What is known of the recording so far.
+    fn meta(&self) -> Meta {
+        self.meta_of(&self.counts(), self.elapsed())
+    }
+
+    fn meta_of(&self, counts: &SampleCounts, duration: Duration) -> Meta {
+        let since = self.start.date.duration_since(SystemTime::UNIX_EPOCH);
+        Meta {
+            version: env!("CARGO_PKG_VERSION").into(),
+            rate: self.rate,
+            event: match self.session.options.gil_only {
+                true => format!("{}{GIL_HOLDERS}", self.backend.event()),
+                false => self.backend.event().into(),
+            },
+            backend: self.backend.backend().into(),
+            start: since.map_or(0.0, |d| d.as_secs_f64()),
+            duration: duration.as_secs_f64(),
+            pid: self.pid,
+            command: self.command.clone(),
+            stopped: counts.stopped.map(|h| StopSummary {
+                median_us: h.median / 1000,
+                max_us: h.longest / 1000,
+            }),
+            quality: self.quality_of(counts),
+            target_cpu: counts.cpu_time as f64 * 1e-9,
+            ..Meta::default()
+        }
+    }
+
+    /// The backend's counts of the current segment.
+    fn counts(&self) -> SampleCounts {
+        let (all, earlier) = (self.backend.counts(), self.start.counted);
+        SampleCounts {
+            cpu_time: all.cpu_time.saturating_sub(earlier.cpu_time),
+            lost: all.lost.saturating_sub(earlier.lost),
+            ..all
+        }
+    }
+
+    /// Quality of all samples.
+    pub fn quality(&self) -> Quality {
+        self.quality_of(&self.counts())
+    }
+
+    fn quality_of(&self, counts: &SampleCounts) -> Quality {
+        let (options, quality) = (&self.session.options, self.quality_counts());
+        // Off the CPU nothing is expected: intervals are taken by their lengths. Nor of one lock's holders.
+        if options.weighted.is_none() && !options.gil_only {
+            quality.quality_at_rate(counts, self.rate)
+        } else {
+            quality.quality(0, counts.lost)
+        }
+    }
+
+    /// Samples by quality so far.
+    pub fn quality_counts(&self) -> &QualityCounts {
+        &self.session.segment.quality
+    }
+
+    /// Time since the segment began.
+    pub fn elapsed(&self) -> Duration {
+        Duration::from_nanos(sys::clock::now().saturating_sub(self.start.time))
+    }
+
+    /// Name of the backend and its event for messages: `ebpf, cpu-clock`.
+    pub fn backend_name(&self) -> String {
+        self.backend.name()
+    }
+
+    /// Whether an interpreter was found in any process.
+    pub fn has_python(&self) -> bool {
+        !self.session.names.interpreters.is_empty()
+    }
+
+    /// Threads of the first process that hold the global lock of an interpreter now.
+    pub fn gil_holders(&self) -> Vec<Tid> {
+        let process = self.session.processes.get(self.pid);
+        process.map_or(Vec::new(), |process| process.gil_holders(&*self.session.files.system))
+    }
+}
+
+/// A recording whose samples are complete, and whose names are not read yet.
+pub struct FinishedRecording {
+    session: Session,
+    /// On the samples' clock, ns.
+    began: u64,
+    meta: Meta,
+    /// Limits of the backend that were exceeded, as text.
+    pub exceeded_limits: Vec<String>,
+    /// How threads were sampled that the usual timer cannot sample.
+    pub timer_remark: Option<String>,
+    /// What ended the recording early.
+    pub failure: Option<Error>,
+}
+
+impl FinishedRecording {
+    /// The profile, with the names of its frames. All files were opened before; no capabilities are needed, except for debug
+    /// files.
+    pub fn resolve(&mut self) -> Profile {
+        let mut profile = self.session.resolve(self.began, std::mem::take(&mut self.meta));
+        let naming = self.session.naming.process.take();
+        let naming_cpu = naming.map_or(0, |naming| naming.cpu_time());
+        profile.meta.profiler_cpu = (sys::clock::process_cpu_time() + naming_cpu) as f64 * 1e-9;
+        profile
+    }
+
+    /// When it began, on the samples' clock, ns.
+    pub fn began(&self) -> u64 {
+        self.began
+    }
+
+    /// Samples of coroutines; `None` if no tasks were searched for.
+    pub fn task_counts(&self) -> Option<TaskCounts> {
+        self.session.activities.tasks.counts()
+    }
+
+    /// Samples by whether their thread held the interpreter lock, if only such threads were sampled.
+    pub fn gil_counts(&self) -> Option<GilCounts> {
+        self.session.activities.states.gil
+    }
+}
