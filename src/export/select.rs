@@ -5,12 +5,12 @@ use std::collections::BTreeMap;
 use rustc_hash::FxHashMap;
 
 use crate::profile::fold::{DROPPED, Folding};
-use crate::profile::labels::{LabelFilter, Labels};
+use crate::profile::labels::LabelFilter;
 use crate::profile::model::{Frame, FrameId, FrameKind, Node, NodeId, Profile};
 use crate::profile::stacks_by_line::StacksByLine;
+use crate::profile::sums::sum_upwards;
 use crate::profile::values::{Amounts, Value};
 use crate::profile::view::View;
-use crate::profile::waits::Waits;
 
 /// The profile with one of its values (an index in [`Profile::value_types`]) as its count, and no other value. Lines of
 /// functions are those of the samples whose lines are known.
@@ -61,7 +61,6 @@ pub fn by_labels(profile: &Profile, filters: &[LabelFilter]) -> Profile {
         is_kept.get(set).copied().unwrap_or(filters.is_empty())
     };
     let samples: Vec<usize> = (0..profile.timeline.len()).filter(keeps).collect();
-    let rows: Vec<(usize, usize)> = samples.iter().map(|at| (0, *at)).collect();
     let amounts = |value: usize| -> Vec<u64> { samples.iter().map(|at| profile.sample_amount(value, *at)).collect() };
     let inclusive = |amounts: &[u64]| {
         let mut sums = vec![0u64; profile.nodes.len()];
@@ -70,22 +69,15 @@ pub fn by_labels(profile: &Profile, filters: &[LabelFilter]) -> Profile {
                 *sum = sum.saturating_add(*amount);
             }
         }
-        for at in (1..sums.len()).rev() {
-            let (parent, amount) = (profile.nodes[at].parent as usize, sums[at]);
-            if parent < at {
-                sums[parent] = sums[parent].saturating_add(amount);
-            }
-        }
+        sum_upwards(&mut sums, |at| Some(profile.nodes[at].parent as usize));
         sums
     };
+    let columns = profile.pick_samples(&samples);
     let mut out = Profile {
-        timeline: samples.iter().map(|sample| profile.timeline[*sample]).collect(),
-        sample_places: match profile.sample_places.is_empty() {
-            true => Vec::new(),
-            false => samples.iter().map(|sample| profile.sample_places[*sample]).collect(),
-        },
-        waits: Waits::merge(&[&profile.waits], &rows, &|_, pid| pid),
-        labels: Labels::merge(&[&profile.labels], &rows),
+        timeline: columns.timeline,
+        sample_places: columns.places,
+        waits: columns.waits,
+        labels: columns.labels,
         ..profile.clone()
     };
     let mut is_empty = vec![true; out.nodes.len()];
@@ -133,12 +125,7 @@ fn weigh_lines(profile: &mut Profile, weights: &[u64]) {
         }
     }
     let mut inclusive = self_counts.clone();
-    for at in (1..inclusive.len()).rev() {
-        let (parent, amount) = (profile.places[at].parent as usize, inclusive[at]);
-        if parent < at {
-            inclusive[parent] = inclusive[parent].saturating_add(amount);
-        }
-    }
+    sum_upwards(&mut inclusive, |at| Some(profile.places[at].parent as usize));
     for node in &mut profile.nodes {
         node.lines.clear();
         node.self_lines.clear();
@@ -187,10 +174,12 @@ pub fn by_line(profile: &Profile) -> Profile {
             ..Node::new(frame, entry.parent)
         });
     }
-    for at in (1..nodes.len()).rev() {
-        let (parent, count) = (nodes[at].parent as usize, nodes[at].count);
-        nodes[parent].count = nodes[parent].count.saturating_add(count);
-    }
+    let mut counts: Vec<u64> = nodes.iter().map(|node| node.count).collect();
+    sum_upwards(&mut counts, |at| Some(nodes[at].parent as usize));
+    nodes
+        .iter_mut()
+        .zip(counts)
+        .for_each(|(node, count)| node.count = count);
     let count = profile.value_types()[0].kind.clone();
     Profile {
         meta: profile.meta.clone(),
@@ -216,6 +205,7 @@ fn at_line(frame: &Frame, line: u32) -> Frame {
 mod tests {
     use super::*;
     use crate::profile::build::Builder;
+    use crate::profile::labels::Labels;
     use crate::profile::model::Meta;
     use crate::profile::values::ValueType;
 

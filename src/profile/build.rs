@@ -36,6 +36,7 @@ use std::collections::HashMap;
 use super::model::{Frame, FrameId, FrameKind, Meta, Node, NodeId, Profile, TimelineSample};
 use super::places::Places;
 use super::values::{Amounts, Value, ValueType};
+use crate::profile::sums::sum_upwards;
 
 /// A profile under construction.
 #[derive(Debug)]
@@ -175,12 +176,13 @@ impl Builder {
             profile.places = self.places.all;
         }
         let nodes = &mut profile.nodes;
-        for at in (1..nodes.len()).rev() {
-            let (parent, count) = (nodes[at].parent as usize, nodes[at].count);
-            if nodes[at].self_lines == nodes[at].lines {
-                nodes[at].self_lines.clear();
+        let mut counts: Vec<u64> = nodes.iter().map(|node| node.count).collect();
+        sum_upwards(&mut counts, |at| Some(nodes[at].parent as usize));
+        for (node, count) in nodes.iter_mut().zip(counts) {
+            node.count = count;
+            if node.self_lines == node.lines {
+                node.self_lines.clear();
             }
-            add(&mut nodes[parent].count, count);
         }
         if let (Some(samples), Some(count)) = (self.counts, profile.values.first_mut()) {
             count.amounts = Amounts::Each {
@@ -189,10 +191,7 @@ impl Builder {
             };
         }
         for (value, (mut self_counts, samples)) in profile.values.iter_mut().skip(1).zip(self.columns) {
-            for at in (1..self_counts.len()).rev() {
-                let amount = self_counts[at];
-                add(&mut self_counts[nodes[at].parent as usize], amount);
-            }
+            sum_upwards(&mut self_counts, |at| Some(nodes[at].parent as usize));
             value.amounts = Amounts::Each {
                 nodes: self_counts,
                 samples,

@@ -20,6 +20,7 @@ use crate::profile::model::{
     Frame, FrameId, FrameKind, Meta, ModuleMeta, Node, NodeId, PlaceId, Profile, TimelineSample, limit_instructions,
 };
 use crate::profile::places::Places;
+use crate::profile::sums::sum_upwards;
 use crate::profile::values::Value;
 use crate::profile::waits::{RawWaits, RawWaker};
 
@@ -363,9 +364,7 @@ impl Folded {
 fn inclusive_counts(tree: &RawTree) -> Vec<u64> {
     let nodes = tree.nodes();
     let mut counts: Vec<u64> = nodes.iter().map(|n| n.2).collect();
-    for i in (1..nodes.len()).rev() {
-        counts[nodes[i].0 as usize] += counts[i];
-    }
+    sum_upwards(&mut counts, |at| Some(nodes[at].0 as usize));
     counts
 }
 

@@ -7,6 +7,7 @@ use crate::frame::RawFrame;
 use crate::profile::count_tree::{RawNode, RawTimelineSample, RawTree};
 use crate::profile::lags::{Lag, RawLag};
 use crate::profile::model::{Frame, FrameKind, Node, NodeId, PlaceId};
+use crate::profile::sums::sum_upwards;
 use crate::profile::values::{Amounts, Value, ValueType};
 use crate::profile::view::frame_text_at;
 use crate::profile::waits;
@@ -29,9 +30,7 @@ pub fn time_values(input: &ResolveInput<'_>, nodes: &[Node], ends: &[(NodeId, Pl
         for (t, amount) in input.timeline.iter().zip(&samples) {
             sums[ends[t.node as usize].0 as usize] += amount;
         }
-        for at in (1..nodes.len()).rev() {
-            sums[nodes[at].parent as usize] += sums[at];
-        }
+        sum_upwards(&mut sums, |at| Some(nodes[at].parent as usize));
         let amounts = Amounts::Each { nodes: sums, samples };
         Value { kind, amounts }
     };

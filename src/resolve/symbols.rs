@@ -392,6 +392,7 @@ fn missing_text(s: &SymbolSources) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::profile::sums::sum_upwards;
 
     #[test]
     fn samples_count_once_however_often_a_file_is_on_the_stack() {
@@ -407,9 +408,7 @@ mod tests {
         tree.add(&[native(0, 1), jit, jit, native(1, 1)], 1);
         let nodes = tree.nodes();
         let mut inclusive: Vec<u64> = nodes.iter().map(|n| n.2).collect();
-        for i in (1..nodes.len()).rev() {
-            inclusive[nodes[i].0 as usize] += inclusive[i];
-        }
+        sum_upwards(&mut inclusive, |at| Some(nodes[at].0 as usize));
         let found = samples(&tree, &inclusive);
         let of = |owner| found.get(&owner).copied();
         assert_eq!(of(Owner::File(ModuleId(0))), Some(4));

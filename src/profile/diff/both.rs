@@ -6,6 +6,7 @@ use super::matching::RowMap;
 use super::{DiffOptions, Normalization, SAMPLES_PER_PROCESS, total};
 use crate::profile::model::{Frame, FrameKind, Meta, Node, NodeId, Profile};
 use crate::profile::stats::Stats;
+use crate::profile::sums::sum_upwards;
 use crate::profile::values::{Amounts, Unit, Value, ValueType};
 
 /// All of a profile, as a share; also one second, in nanoseconds.
@@ -99,11 +100,14 @@ pub fn both(a: &Profile, b: &Profile, options: &DiffOptions) -> Both {
     for at in 0..nodes.len() {
         nodes[at].count = (amounts[0][at] + amounts[1][at]) / 2;
     }
-    for at in (1..nodes.len()).rev() {
-        let parent = nodes[at].parent as usize;
-        nodes[parent].count += nodes[at].count;
-        amounts.iter_mut().for_each(|side| side[parent] += side[at]);
+    let mut counts: Vec<u64> = nodes.iter().map(|node| node.count).collect();
+    for column in amounts.iter_mut().chain([&mut counts]) {
+        sum_upwards(column, |at| Some(nodes[at].parent as usize));
     }
+    nodes
+        .iter_mut()
+        .zip(counts)
+        .for_each(|(node, count)| node.count = count);
     forget_unused(&mut frames, &mut nodes);
     let unit = match options.normalization {
         Normalization::Time => Unit::Nanoseconds,

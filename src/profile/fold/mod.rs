@@ -4,16 +4,15 @@
 //! [`Folding::finish`] does the rest: counts, values, lines, timeline and stacks by line follow. No sample changes its
 //! amounts, its time or its thread; a sample leaves the profile only where a node folds into [`DROPPED`].
 
-use crate::profile::waits::Waits;
 use std::collections::BTreeMap;
 
 use rustc_hash::FxHashMap;
 
-use super::labels::Labels;
 use super::model::{Frame, FrameId, FrameKind, NO_PLACE, Node, NodeId, Place, PlaceId, Profile};
 use super::places::Places;
 use super::values::Amounts;
 use super::view::add_lines;
+use crate::profile::sums::sum_upwards;
 
 /// Where samples go that the new profile does not have.
 pub const DROPPED: NodeId = NodeId::MAX;
@@ -122,50 +121,36 @@ impl<'a> Folding<'a> {
             self.target(sample.node) != DROPPED
         };
         let samples: Vec<usize> = (0..profile.timeline.len()).filter(kept_sample).collect();
-        let timeline = samples.iter().map(|at| {
-            let mut sample = profile.timeline[*at];
+        let mut columns = profile.pick_samples(&samples);
+        for sample in &mut columns.timeline {
             sample.node = self.target(sample.node);
-            sample
-        });
-        let timeline = timeline.collect();
+        }
         let sample_places = match sample_places.is_empty() {
             true => sample_places,
             false => samples.iter().map(|at| sample_places[*at]).collect(),
         };
-        let waits = match profile.waits.is_empty() {
-            true => Waits::default(),
-            false => {
-                let rows: Vec<(usize, usize)> = samples.iter().map(|at| (0, *at)).collect();
-                Waits::merge(&[&profile.waits], &rows, &|_, pid| pid)
-            }
-        };
-        let rows: Vec<(usize, usize)> = match profile.labels.is_empty() {
-            true => Vec::new(),
-            false => samples.iter().map(|at| (0, *at)).collect(),
-        };
-        let labels = Labels::merge(&[&profile.labels], &rows);
         let mut values = profile.values.clone();
-        for (index, value) in values.iter_mut().enumerate() {
-            let Amounts::Each { nodes, samples: column } = &mut value.amounts else {
+        for (index, (value, picked)) in values.iter_mut().zip(columns.amounts).enumerate() {
+            let Amounts::Each { nodes, samples } = &mut value.amounts else {
                 continue;
             };
             if index > 0 {
                 *nodes = self.inclusive(self.self_of(&profile.self_amounts(index)));
             }
-            *column = samples.iter().map(|at| column.get(*at).copied().unwrap_or(0)).collect();
+            *samples = picked;
         }
         let folded = Profile {
             meta: profile.meta.clone(),
             frames: self.frames,
             nodes: self.nodes,
-            timeline,
+            timeline: columns.timeline,
             excerpts: profile.excerpts.clone(),
             assembly: profile.assembly.clone(),
             places,
             sample_places,
             values,
-            waits,
-            labels,
+            waits: columns.waits,
+            labels: columns.labels,
         };
         (folded, self.into)
     }
@@ -232,10 +217,7 @@ impl<'a> Folding<'a> {
     }
 
     fn inclusive(&self, mut amounts: Vec<u64>) -> Vec<u64> {
-        for at in (1..amounts.len()).rev() {
-            let (parent, amount) = (self.nodes[at].parent as usize, amounts[at]);
-            amounts[parent] = amounts[parent].saturating_add(amount);
-        }
+        sum_upwards(&mut amounts, |at| Some(self.nodes[at].parent as usize));
         amounts
     }
 

@@ -13,6 +13,7 @@ use std::collections::HashMap;
 use rustc_hash::FxHashMap;
 
 use super::model::{Frame, FrameKind, NodeId, Profile, TimelineSample};
+use crate::profile::sums::sum_upwards;
 
 /// Number of a function of a profile, from 0 without gaps.
 pub type FunctionId = u32;
@@ -119,11 +120,7 @@ impl<'a> Stats<'a> {
     pub fn select(&mut self, mut self_counts: Vec<u64>) {
         self_counts.resize(self.profile.nodes.len(), 0);
         let mut total = self_counts.clone();
-        for at in (1..total.len()).rev() {
-            if let Some(parent) = parent(self.profile, at) {
-                total[parent] = total[parent].saturating_add(total[at]);
-            }
-        }
+        sum_upwards(&mut total, |at| parent(self.profile, at));
         (self.self_counts, self.total) = (self_counts, total);
     }
 

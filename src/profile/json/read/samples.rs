@@ -8,6 +8,7 @@ use super::{Description, JsonError, JsonReader, NO_NUMBER};
 use crate::profile::labels::{LabelSet, Labels};
 use crate::profile::model::{FrameId, NO_PLACE, Node, NodeId, Place, PlaceId, TimelineSample};
 use crate::profile::places::Places;
+use crate::profile::sums::sum_upwards;
 use crate::profile::view::intern_identifiers;
 use crate::profile::waits::{Waits, Waker};
 
@@ -350,10 +351,7 @@ impl<'a> JsonReader<'a> {
             *sum = sum.saturating_add(profile.sample_amount(0, sample));
         }
         let mut inclusive = ended.clone();
-        for at in (1..inclusive.len()).rev() {
-            let (parent, count) = (profile.places[at].parent as usize, inclusive[at]);
-            inclusive[parent] = inclusive[parent].saturating_add(count);
-        }
+        sum_upwards(&mut inclusive, |at| Some(profile.places[at].parent as usize));
         let places = profile.places.iter().copied().enumerate();
         let added: Vec<(usize, Place)> = places.filter(|(_, place)| place.node as usize >= first).collect();
         for (at, place) in &added {
@@ -380,11 +378,10 @@ impl<'a> JsonReader<'a> {
                 *sum = sum.saturating_add(amount(at));
             }
         }
-        for at in (self.first_omitted..column.len()).rev() {
-            let parent = self.profile.nodes[at].parent as usize;
-            if parent >= self.first_omitted {
-                column[parent] = column[parent].saturating_add(column[at]);
-            }
-        }
+        let omitted = |node: usize| node >= self.first_omitted;
+        sum_upwards(column, |at| {
+            let parent = self.profile.nodes.get(at).map(|node| node.parent as usize);
+            parent.filter(|parent| omitted(at) && omitted(*parent))
+        });
     }
 }

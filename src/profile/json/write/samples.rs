@@ -13,6 +13,7 @@ use crate::escape::write_json;
 use crate::profile::labels::Labels;
 use crate::profile::model::Profile;
 use crate::profile::stacks_by_line::{NONE, StacksByLine};
+use crate::profile::sums::sum_upwards;
 use crate::profile::view::View;
 
 /// Bytes of nodes that are written out, about.
@@ -57,10 +58,7 @@ fn follow_from_samples(profile: &Profile, view: &View<'_>, entries: &StacksByLin
         let self_counts = entries.self_amounts(profile, value);
         let mut of_items = vec![0u64; kept.len()];
         let mut inclusive = self_counts.clone();
-        for at in (1..inclusive.len()).rev() {
-            let (parent, amount) = (entries.all[at].parent as usize, inclusive[at]);
-            inclusive[parent] = inclusive[parent].saturating_add(amount);
-        }
+        sum_upwards(&mut inclusive, |at| Some(entries.all[at].parent as usize));
         for (entry, amount) in entries.all.iter().zip(&inclusive) {
             let sum = &mut of_items[entry.item as usize];
             *sum = sum.saturating_add(*amount);

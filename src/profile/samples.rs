@@ -1,0 +1,50 @@
+//! The columns that a profile has of its samples.
+
+use super::labels::Labels;
+use super::model::{PlaceId, Profile, TimelineSample};
+use super::values::Amounts;
+use super::waits::Waits;
+
+/// What a profile knows of some of its samples: a row each, in every column that is not empty.
+pub struct SampleColumns {
+    pub timeline: Vec<TimelineSample>,
+    pub places: Vec<PlaceId>,
+    pub waits: Waits,
+    pub labels: Labels,
+    /// By value type; empty where the amounts follow from the counts.
+    pub amounts: Vec<Vec<u64>>,
+}
+
+impl Profile {
+    /// The rows of these samples (indices in the timeline), in this order.
+    pub fn pick_samples(&self, rows: &[usize]) -> SampleColumns {
+        let origins: Vec<(usize, usize)> = rows.iter().map(|row| (0, *row)).collect();
+        let amounts = self.values.iter().map(|value| match &value.amounts {
+            Amounts::PerCount(_) => Vec::new(),
+            Amounts::Each { samples, .. } => pick(samples, rows, 0),
+        });
+        SampleColumns {
+            timeline: rows.iter().map(|row| self.timeline[*row]).collect(),
+            places: match self.sample_places.is_empty() {
+                true => Vec::new(),
+                false => pick(&self.sample_places, rows, super::model::NO_PLACE),
+            },
+            waits: match self.waits.is_empty() {
+                true => Waits::default(),
+                false => Waits::merge(&[&self.waits], &origins, &|_, pid| pid),
+            },
+            labels: match self.labels.is_empty() {
+                true => Labels::default(),
+                false => Labels::merge(&[&self.labels], &origins),
+            },
+            amounts: amounts.collect(),
+        }
+    }
+}
+
+/// The values of a column in these rows; `missing` beyond its end.
+fn pick<T: Copy>(column: &[T], rows: &[usize], missing: T) -> Vec<T> {
+    rows.iter()
+        .map(|row| column.get(*row).copied().unwrap_or(missing))
+        .collect()
+}
