@@ -230,7 +230,7 @@ impl LiveOptions<'_> {
             grouping: self.grouping,
             native: !self.sampling.no_native,
             tasks: self.tasks.shows_tasks(),
-            weighted: self.sampling.weighted(self.rate),
+            measure: self.sampling.measure(self.rate),
             gil_only: self.sampling.gil,
             lag: self.tasks.lag,
             workers: self.sampling.attribute_workers,

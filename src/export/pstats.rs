@@ -274,8 +274,8 @@ fn text(text: &str, out: &mut Vec<u8>) {
 mod tests {
     use super::*;
     use crate::profile::build::Builder;
+    use crate::profile::measure::Measure;
     use crate::profile::model::{Frame, Meta};
-    use crate::profile::values::Value;
 
     #[test]
     fn times_are_of_the_clock_that_was_sampled() {
@@ -297,7 +297,7 @@ mod tests {
                 ..Meta::default()
             });
             if types.is_empty() {
-                profile.values = Value::of_sampling(event, rate);
+                profile.values = Measure::of_event(event, rate).values();
             }
             let mut out = Vec::new();
             write(&profile, &mut out).unwrap();

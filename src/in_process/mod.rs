@@ -9,6 +9,7 @@ use std::time::Duration;
 use crate::capture::signal::{self, SamplingClock, SignalBackend};
 use crate::cpython;
 use crate::error::{Error, ErrorKind, Result};
+use crate::profile::measure::{Clock, Measure};
 use crate::profile::model::Profile;
 use crate::session::{Grouping, Recording, SessionOptions};
 use crate::sys;
@@ -168,7 +169,10 @@ impl RecordingThread {
             grouping,
             native: config.native,
             spans: true,
-            weighted: (config.clock == SamplingClock::Wall).then(|| 1_000_000_000 / config.rate),
+            measure: match config.clock {
+                SamplingClock::Cpu => Measure::period(Clock::Cpu, config.rate),
+                SamplingClock::Wall => Measure::time(config.rate),
+            },
             ..SessionOptions::default()
         };
         let mut recording = Recording::new(options, Box::new(backend), config.rate, pid, None);

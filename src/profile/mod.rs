@@ -14,6 +14,7 @@ pub mod intervals;
 pub mod json;
 pub mod labels;
 pub mod lags;
+pub mod measure;
 pub mod merge;
 pub mod model;
 pub mod places;

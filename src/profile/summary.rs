@@ -8,7 +8,7 @@ use std::time::Duration;
 use crate::escape::{self, line};
 use crate::profile::lags::Lag;
 use crate::profile::model::{Frame, FrameKind, Meta, ModuleMeta, Profile, Quality};
-use crate::profile::values::{GIL_HOLDERS, Unit, ValueType};
+use crate::profile::values::{Unit, ValueType};
 use crate::profile::waits;
 
 /// The block as text, a line each.
@@ -34,7 +34,7 @@ pub fn block(meta: &Meta, written: &str) -> String {
         meta.duration,
         q.lost
     );
-    let stacks = if q.taken == 0 && meta.event.ends_with(GIL_HOLDERS) {
+    let stacks = if q.taken == 0 && meta.is_of_gil_holders() {
         "none: no sampled thread held the GIL".into()
     } else {
         stacks(q)
@@ -79,7 +79,6 @@ fn overhead(meta: &Meta) -> String {
 /// What to do where little was seen of a recording of CPU time, because the target seldom ran or its children did the
 /// work; `None` elsewhere and for other events. `children`: CPU time of child processes that were not sampled.
 pub fn advice(meta: &Meta, children: Duration) -> Option<String> {
-    ["cpu-clock", "cycles"].contains(&&*meta.event).then_some(())?;
     let own = meta.target_cpu;
     let children = children.as_secs_f64();
     if children > own && children > 0.1 * meta.duration {

@@ -143,34 +143,23 @@ impl Value {
         }
     }
 
-    /// The values of a recording that takes `rate` samples per second of `event`, as [`Meta`](super::model::Meta)
-    /// names it: samples, and CPU time or wall time where the event is a clock. A rate of 0 means unknown.
-    pub fn of_sampling(event: &str, rate: u64) -> Vec<Value> {
-        let clock = match event.strip_suffix(GIL_HOLDERS).unwrap_or(event) {
-            "wall-clock" => Some(ValueType::WALL),
-            "" | "cpu-clock" | "cpu-time" | "task-clock" | "cycles" => Some(ValueType::CPU),
-            _ => None,
-        };
-        let period = 1_000_000_000u64.checked_div(rate);
-        let time = clock.zip(period).map(|(kind, ns)| Value::per_count(kind, ns));
-        std::iter::once(Value::per_count(ValueType::SAMPLES, 1))
-            .chain(time)
-            .collect()
-    }
-
     /// Whether every amount follows from the count.
     pub fn is_per_count(&self) -> bool {
         matches!(self.amounts, Amounts::PerCount(_))
     }
 }
 
-/// What follows the event's name in [`Meta::event`](super::model::Meta::event) if only threads that hold the GIL are sampled.
-pub const GIL_HOLDERS: &str = " of GIL holders";
-
 /// Value types of a profile that declares none.
 static SAMPLES_ALONE: &[Value] = &[Value::per_count(ValueType::SAMPLES, 1)];
 
 impl Profile {
+    /// Index in [`Profile::value_types`] of the time in which threads waited, with that in which they ran if it was sampled.
+    /// `None`: time off the CPU was not sampled.
+    pub fn waiting_time(&self) -> Option<usize> {
+        self.find_value(&ValueType::WALL.name)
+            .or_else(|| self.find_value(&ValueType::OFF_CPU.name))
+    }
+
     /// The value types, that of the count first; never empty.
     pub fn value_types(&self) -> &[Value] {
         match self.values.is_empty() {
@@ -305,19 +294,5 @@ mod tests {
         ] {
             assert_eq!(unit.show(amount), shown);
         }
-    }
-
-    #[test]
-    fn clocks_give_a_time() {
-        let names = |event, rate| {
-            let values = Value::of_sampling(event, rate);
-            values.iter().map(|value| value.kind.key()).collect::<Vec<_>>()
-        };
-        assert_eq!(names("cpu-clock", 100), ["samples", "cpu_ns"]);
-        assert_eq!(names("wall-clock", 100), ["samples", "wall_ns"]);
-        assert_eq!(names("wall-clock of GIL holders", 100), ["samples", "wall_ns"]);
-        assert_eq!(names("page-faults", 100), ["samples"]);
-        assert_eq!(names("cpu-clock", 0), ["samples"]);
-        assert_eq!(Value::of_sampling("", 99)[1].amounts, Amounts::PerCount(10_101_010));
     }
 }

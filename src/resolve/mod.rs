@@ -16,12 +16,12 @@ use crate::process::system::System;
 use crate::profile::count_tree::{RawNode, RawTimelineSample, RawTree};
 use crate::profile::labels::{LabelSet, Labels};
 use crate::profile::lags::RawLag;
+use crate::profile::measure::Measure;
 use crate::profile::model::{
     Frame, FrameId, FrameKind, Meta, ModuleMeta, Node, NodeId, PlaceId, Profile, TimelineSample, limit_instructions,
 };
 use crate::profile::places::Places;
 use crate::profile::sums::sum_upwards;
-use crate::profile::values::Value;
 use crate::profile::waits::{RawWaits, RawWaker};
 
 pub mod assembly;
@@ -153,8 +153,7 @@ pub struct ResolveInput<'a> {
     pub timeline: &'a [RawTimelineSample],
     /// Sets of labels, by the numbers in the timeline.
     pub label_sets: &'a [LabelSet],
-    /// Samples represent different amounts of time.
-    pub weighted: bool,
+    pub measure: Measure,
     /// What is known of intervals off the CPU, with the threads that ended them.
     pub waits: Option<(&'a RawWaits, &'a [RawWaker])>,
     /// What kept event loops for long.
@@ -200,7 +199,10 @@ fn profile(names: &mut NameCache, input: &mut ResolveInput<'_>, start: u64, mut 
     let inclusive = inclusive_counts(input.tree);
     name_all(input, names, &inclusive, &mut meta.modules);
     let variables = variables::texts(input, names);
-    let waits = input.weighted.then(|| FutexWaits::new(&mut names.frames, &variables));
+    let waits = input
+        .measure
+        .is_time()
+        .then(|| FutexWaits::new(&mut names.frames, &variables));
     let (named, frames) = (&names.named, &names.frames.all);
     meta.threads = input
         .threads
@@ -277,9 +279,10 @@ fn profile(names: &mut NameCache, input: &mut ResolveInput<'_>, start: u64, mut 
             n.self_lines = BTreeMap::new();
         }
     }
-    let values = match input.weighted {
-        false => Value::of_sampling(&meta.event, meta.rate),
-        true => time_values(input, &nodes, &ends),
+    let values = if input.measure.is_time() {
+        time_values(input, &nodes, &ends)
+    } else {
+        input.measure.values()
     };
     let samples = input.timeline.iter();
     let timeline = samples

@@ -41,7 +41,7 @@ impl Activities {
         Activities {
             task_names: TaskNames::default(),
             tasks: Tasks::new(options.tasks),
-            awaits: Awaits::new(options.weighted.filter(|_| options.tasks)),
+            awaits: Awaits::new(options.await_period()),
             lags: Lags::new(options.lag),
             spans: Spans::new(options.spans, options.thread_context),
             states: States::new(options.gil_only),

@@ -14,6 +14,7 @@ use crate::event::{Event, Pid, Tid};
 use crate::process::AddressSpace;
 use crate::process::root::Root;
 use crate::process::system::System;
+use crate::profile::measure::Measure;
 use crate::profile::model::{Meta, Profile};
 use crate::resolve::naming::NamingProcess;
 use crate::resolve::{self, Fetch, NameCache, ResolveInput};
@@ -65,7 +66,6 @@ pub use segment::QualityCounts;
 use segment::Segment;
 use stacks::StackBuilder;
 pub use states::GilCounts;
-use states::TimePart;
 pub use tasks::TaskCounts;
 
 /// Levels between the root and the frames.
@@ -83,8 +83,7 @@ pub struct SessionOptions {
     pub native: bool,
     /// Show the tasks that run: of asyncio and trio, and greenlets.
     pub tasks: bool,
-    /// The sampling period, ns, if samples represent different amounts of time because off-CPU time is sampled, too.
-    pub weighted: Option<u64>,
+    pub measure: Measure,
     /// Label samples by the spans that are active in them.
     pub spans: bool,
     /// With `spans`: also by the OpenTelemetry context that threads publish.
@@ -106,7 +105,7 @@ impl Default for SessionOptions {
             tasks: false,
             spans: false,
             thread_context: false,
-            weighted: None,
+            measure: Measure::default(),
             gil_only: false,
             lag: None,
             workers: false,
@@ -115,21 +114,17 @@ impl Default for SessionOptions {
 }
 
 impl SessionOptions {
-    /// How many sampling periods a part of a sample's time represents; `None`: it does not count.
-    fn periods(&self, part: &TimePart) -> Option<u32> {
-        match self.weighted {
-            None => part.state.is_none().then_some(1),
-            Some(_) if part.time == 0 => None,
-            Some(period) => {
-                let periods = (part.time + period / 2) / period.max(1);
-                Some(u32::try_from(periods).unwrap_or(u32::MAX).max(1))
-            }
+    /// The sampling period, ns, where suspended tasks are read.
+    fn await_period(&self) -> Option<u64> {
+        match self.measure {
+            Measure::Time(period) if self.tasks => Some(period),
+            _ => None,
         }
     }
 
     /// Whether it is of use to know where interpreters keep their locks.
     fn needs_locks(&self) -> bool {
-        self.weighted.is_some() || self.gil_only
+        self.measure.is_time() || self.gil_only
     }
 
     /// Whether processes are searched for asyncio.
@@ -517,7 +512,7 @@ impl Session {
             tree: &segment.tree,
             timeline: &segment.timeline,
             label_sets: &segment.labels.all,
-            weighted: self.options.weighted.is_some(),
+            measure: self.options.measure,
             lags: &segment.lags,
             waits: Some((&segment.waits, segment.wakers.all())),
             threads: &self.names.threads,

@@ -14,8 +14,8 @@ use crate::privileges::credentials;
 use crate::privileges::credentials::Caps;
 use crate::process::launch::Launched;
 use crate::process::system::{LiveSystem, System};
+use crate::profile::measure::event_name;
 use crate::profile::model::{Meta, Profile, Quality, StopSummary};
-use crate::profile::values::GIL_HOLDERS;
 use crate::resolve::Fetch;
 use crate::resolve::naming::NamingProcess;
 use crate::sys;
@@ -267,10 +267,7 @@ impl Recording {
         Meta {
             version: env!("CARGO_PKG_VERSION").into(),
             rate: self.rate,
-            event: match self.session.options.gil_only {
-                true => format!("{}{GIL_HOLDERS}", self.backend.event()),
-                false => self.backend.event().into(),
-            },
+            event: event_name(self.backend.event(), self.session.options.gil_only),
             backend: self.backend.backend().into(),
             start: since.map_or(0.0, |d| d.as_secs_f64()),
             duration: duration.as_secs_f64(),
@@ -304,7 +301,7 @@ impl Recording {
     fn quality_of(&self, counts: &SampleCounts) -> Quality {
         let (options, quality) = (&self.session.options, self.quality_counts());
         // Off the CPU nothing is expected: intervals are taken by their lengths. Nor of one lock's holders.
-        if options.weighted.is_none() && !options.gil_only {
+        if !options.measure.is_time() && !options.gil_only {
             quality.quality_at_rate(counts, self.rate)
         } else {
             quality.quality(0, counts.lost)

@@ -17,6 +17,7 @@ use crate::event::Event;
 use crate::frame::ModuleId;
 use crate::process::file_content::Content;
 use crate::process::modules::Modules;
+use crate::profile::measure::Measure;
 use crate::profile::model::{Meta, Profile};
 use crate::resolve::Fetch;
 use crate::resolve::naming::NamingProcess;
@@ -50,6 +51,10 @@ impl Replay {
         visited: Option<VisitedCode>,
         edges: Option<EdgeJudge>,
     ) -> Result<Replay> {
+        let options = SessionOptions {
+            measure: Measure::of_event(&tape.header.event, tape.header.rate),
+            ..options
+        };
         let mut session = Session::new(options, Box::new(TapeSystem::new(tape)));
         (session.stacks.visited, session.stacks.edges) = (visited, edges);
         let mut backend = TapeBackend::new(tape.clone());

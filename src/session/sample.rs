@@ -215,7 +215,7 @@ impl Session {
         let thread = stack.len();
         let mut holder = None;
         for part in parts {
-            let Some(count) = self.options.periods(part) else {
+            let Some(count) = self.options.measure.count(part.state.is_none(), part.time) else {
                 continue;
             };
             let is_shared = match part.state {
@@ -247,7 +247,7 @@ impl Session {
                 time_spent: part.time,
                 labels,
             };
-            let interval = self.options.weighted.map(|_| Interval {
+            let interval = self.options.measure.is_time().then_some(Interval {
                 length: part.length,
                 waker: number,
                 holds_lock: s.holds_lock,

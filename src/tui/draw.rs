@@ -217,7 +217,7 @@ fn table(app: &App, width: u16) -> Table<'static> {
 /// Where threads waited: share of all threads' time, number and lengths of the waits.
 fn waits(app: &App, width: u16) -> Table<'static> {
     let p = app.profile();
-    let value = p.find_value("wall").or_else(|| p.find_value("off_cpu"));
+    let value = p.waiting_time();
     let all = value.and_then(|value| p.amounts(value).first().copied()).unwrap_or(0);
     let seconds = span(p, app.seconds);
     let (numbers, places) = (width >= NARROW, width >= WIDE);

@@ -7,10 +7,11 @@ use nativeprof::export::select::by_line;
 use nativeprof::profile::build::Builder;
 use nativeprof::profile::json;
 use nativeprof::profile::model::{Frame, FrameKind, Meta, Profile};
-use nativeprof::profile::values::{Value, ValueType};
+use nativeprof::profile::values::ValueType;
 use serde_json::Value as Json;
 
 use super::{plain, written};
+use nativeprof::profile::measure::Measure;
 
 /// `main` is defined on line 7; it is on line 9 once, and calls `work` on line 12 99 times.
 fn profile() -> Profile {
@@ -26,7 +27,7 @@ fn profile() -> Profile {
         duration: 1.0,
         ..Meta::default()
     });
-    profile.values = Value::of_sampling("cpu-clock", 100);
+    profile.values = Measure::of_event("cpu-clock", 100).values();
     profile
 }
 

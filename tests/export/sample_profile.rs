@@ -2,10 +2,10 @@
 
 use std::collections::BTreeMap;
 
+use nativeprof::profile::measure::Measure;
 use nativeprof::profile::model::{
     Frame, FrameKind, MergedRecording, Meta, ModuleMeta, Node, NodeId, Profile, Quality, StopSummary, TimelineSample,
 };
-use nativeprof::profile::values::Value;
 
 pub fn frame(kind: FrameKind, name: &str) -> Frame {
     let python = kind == FrameKind::Python;
@@ -249,7 +249,7 @@ pub fn golden() -> Profile {
     let mut profile = builder.profile;
     let taken = profile.nodes[0].count;
     let reason = "stack page not present".to_string();
-    profile.values = Value::of_sampling("cpu-clock", 99);
+    profile.values = Measure::of_event("cpu-clock", 99).values();
     profile.meta = Meta {
         version: "0.1.0".to_string(),
         rate: 99,

@@ -6,6 +6,7 @@ use super::{BackendChoice, pid};
 use crate::capture::{self, EVENT_KINDS, EventKind, MODES, Mode};
 use crate::error::{Error, ErrorKind};
 use crate::profile::labels::{LabelFilter, SPAN};
+use crate::profile::measure::{Clock, Measure};
 use crate::profile::views::ViewOptions;
 
 /// A process: its PID, or the name of its program or script.
@@ -131,9 +132,13 @@ impl TaskArgs {
 }
 
 impl Sampling {
-    /// The sampling period, ns, where samples represent times of different lengths.
-    pub fn weighted(&self, rate: u64) -> Option<u64> {
-        (self.mode != Mode::Cpu).then(|| 1_000_000_000 / rate.max(1))
+    /// What a sample amounts to; `rate` in samples per second.
+    pub fn measure(&self, rate: u64) -> Measure {
+        match (self.mode, self.event) {
+            (Mode::OffCpu | Mode::Wall, _) => Measure::time(rate),
+            (Mode::Cpu, EventKind::PageFaults | EventKind::ContextSwitches) => Measure::Event,
+            (Mode::Cpu, EventKind::Auto | EventKind::CpuClock | EventKind::Cycles) => Measure::period(Clock::Cpu, rate),
+        }
     }
 
     /// # Errors

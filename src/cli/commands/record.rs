@@ -173,7 +173,7 @@ fn print_remarks(options: &RecordArgs, finished: &FinishedRecording, profile: &P
     if let Some(remark) = &finished.timer_remark {
         print_line(&format!("  timer:    {remark}"));
     }
-    let is_cpu_time = options.sampling.mode == capture::Mode::Cpu;
+    let is_cpu_time = options.sampling.measure(options.rate).is_cpu_time() && !options.sampling.gil;
     let advice = is_cpu_time.then(|| summary::advice(&profile.meta, children)).flatten();
     if let Some(line) = advice.or_else(|| summary::thread_states(profile)) {
         print_line(&line);

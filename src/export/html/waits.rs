@@ -23,7 +23,7 @@ const ROWS: usize = 200;
 
 /// The value that has the time of samples of a profile with waits, as an index of the profile.
 pub fn value(profile: &Profile) -> Option<usize> {
-    let value = profile.find_value("wall").or_else(|| profile.find_value("off_cpu"));
+    let value = profile.waiting_time();
     value.filter(|_| !profile.waits.is_empty())
 }
 

@@ -1,4 +1,5 @@
 use super::*;
+use crate::profile::measure::Measure;
 
 fn frame(kind: FrameKind, name: &str, source: &str) -> Frame {
     Frame {
@@ -65,12 +66,12 @@ fn profile(command: &str, start: f64, self_count: u64, below: u64, callee: &str)
 #[test]
 fn values_are_united() {
     use crate::profile::build::Builder;
-    use crate::profile::values::{Amounts, Value, ValueType};
+    use crate::profile::values::{Amounts, ValueType};
 
     let sampled = |rate, start| {
         let mut p = profile("a", start, 3, 4, "g");
         p.meta.rate = rate;
-        p.values = Value::of_sampling("cpu-clock", rate);
+        p.values = Measure::of_event("cpu-clock", rate).values();
         p
     };
     let shown = |all: &Profile| {

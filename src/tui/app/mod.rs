@@ -350,7 +350,7 @@ impl App {
 
 /// Places where threads waited, longest total first; none where only CPU time is sampled.
 fn waiting(profile: &Profile, filter: Option<&Regex>) -> Vec<WaitSite> {
-    let value = profile.find_value("wall").or_else(|| profile.find_value("off_cpu"));
+    let value = profile.waiting_time();
     let mut sites = value.map_or_else(Vec::new, |value| waits::sites(profile, value));
     sites.retain(|site| filter.is_none_or(|f| f.is_match(&site.text())));
     sites.truncate(rows::MAX_ROWS);

@@ -20,7 +20,7 @@ use crate::profile::waits::{self, WaitSite};
 pub fn waits(context: &ReportContext<'_>, kind: Option<&str>) -> Result<RenderedList> {
     let profile = context.profile;
     let file = context.file_name();
-    let value = profile.find_value("wall").or_else(|| profile.find_value("off_cpu"));
+    let value = profile.waiting_time();
     let Some(value) = value.filter(|_| !profile.waits.is_empty()) else {
         return Err(Error::new(ErrorKind::Data, format!("{file} has no waits"))
             .why("it was recorded without --mode off-cpu or wall, or by an earlier version")

@@ -3,6 +3,7 @@
 use serde_json::{Map, Value as Json};
 
 use super::{JsonError, JsonReader, number, objects, take_string};
+use crate::profile::measure::Measure;
 use crate::profile::model::NodeId;
 use crate::profile::values::{Amounts, Unit, Value, ValueType};
 
@@ -84,7 +85,7 @@ impl JsonReader<'_> {
         let meta = &self.profile.meta;
         let mut types = match read.types {
             Some(types) => types,
-            None => Value::of_sampling(&meta.event, meta.rate),
+            None => Measure::of_event(&meta.event, meta.rate).values(),
         };
         let stored = types.iter().skip(1).filter(|value| !value.is_per_count()).count();
         // A node takes some hundred bytes of a file, so this bounds memory by the size of the file.
