@@ -17,8 +17,8 @@
 //! - `edges` judges those frames by the machine code: can a caller have called its callee?
 //! - `cpython` finds the interpreter, reads code objects and groups Python frames; it knows no native frame.
 //! - `interleave` puts both into calling order by stack address; it is pure.
-//! - `profile` counts stacks as prefixes, and holds, compares, merges, reads and writes finished profiles; `resolve`
-//!   names each frame once, at the end; `export` writes the formats of other tools.
+//! - `counts` counts raw stacks as prefixes, and `resolve` names each frame once, at the end.
+//! - `profile` holds, compares, merges, reads and writes finished profiles; `export` writes the formats of other tools.
 //! - `session` calls the stages in order: for a live `Recording`, a `Replay` of a `tape`, or an `Inspection` of one process.
 //!   `in_process` records the process that it runs in, `cli` does all of this for people; `tui` is the live view.
 //!
@@ -56,6 +56,7 @@ pub mod capture;
 pub mod cli;
 mod code_map;
 mod codec;
+mod counts;
 #[doc(hidden)]
 pub mod cpython;
 #[doc(hidden)]
@@ -82,7 +83,6 @@ pub mod session;
 pub mod sys;
 #[doc(hidden)]
 pub mod tape;
-#[doc(hidden)]
 #[doc(hidden)]
 pub mod truncation;
 mod tui;

@@ -20,7 +20,7 @@ const RANKS: &[&[&str]] = &[
         "limits",
         "truncation",
     ],
-    &["sys", "interleave", "profile", "unwind"],
+    &["counts", "sys", "interleave", "profile", "unwind"],
     &["privileges", "export", "tui"],
     &["process"],
     &["capture", "cpython", "edges"],

@@ -1,20 +1,6 @@
 //! Callbacks and task steps that blocked an event loop for long.
 
-use super::count_tree::RawNode;
 use crate::event::{Pid, Tid};
-
-/// One of them before its stack is named.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct RawLag {
-    pub pid: Pid,
-    pub tid: Tid,
-    /// CLOCK_MONOTONIC, ns.
-    pub start: u64,
-    /// ns.
-    pub length: u64,
-    /// Where its stack ends; 0 if none is known.
-    pub node: RawNode,
-}
 
 /// A callback or a step of a task that blocked an event loop for long.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

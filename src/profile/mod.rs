@@ -1,9 +1,8 @@
-//! The count tree: raw stacks go in as prefixes, the named [`model::Profile`] comes out of `resolve`, and [`stats`] makes
-//! tables of it. [`build::Builder`] makes a profile without raw stacks.
+//! Finished profiles: [`model::Profile`] comes out of `resolve`, or of [`build::Builder`] without a recording, and [`stats`] makes
+//! tables of it.
 
 pub mod build;
 pub mod category;
-pub mod count_tree;
 pub mod diff;
 pub mod fold;
 pub mod folded;

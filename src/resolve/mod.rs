@@ -7,22 +7,22 @@ use std::sync::Arc;
 use rustc_hash::{FxHashMap, FxHashSet};
 use symbolize::Kernel;
 
+use crate::counts::RawLag;
+use crate::counts::{RawNode, RawTimelineSample, RawTree};
+use crate::counts::{RawWaits, RawWaker};
 use crate::cpython::code_object::{Code, CodeTable};
 use crate::cpython::thread_names::both_names;
 use crate::event::{Pid, Tid};
 use crate::frame::{ModuleId, RawFrame};
 use crate::process::modules::Modules;
 use crate::process::system::System;
-use crate::profile::count_tree::{RawNode, RawTimelineSample, RawTree};
 use crate::profile::labels::{LabelSet, Labels};
-use crate::profile::lags::RawLag;
 use crate::profile::measure::Measure;
 use crate::profile::model::{
     Frame, FrameId, FrameKind, Meta, ModuleMeta, Node, NodeId, PlaceId, Profile, TimelineSample, limit_instructions,
 };
 use crate::profile::places::Places;
 use crate::profile::sums::sum_upwards;
-use crate::profile::waits::{RawWaits, RawWaker};
 
 pub mod assembly;
 mod futex_waits;

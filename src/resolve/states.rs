@@ -3,15 +3,17 @@
 use rustc_hash::FxHashMap;
 
 use super::{ResolveInput, ResolvedFrame};
+use crate::counts::RawLag;
+use crate::counts::{RawNode, RawTimelineSample, RawTree};
+use crate::counts::{RawWaits, RawWaker};
 use crate::frame::RawFrame;
-use crate::profile::count_tree::{RawNode, RawTimelineSample, RawTree};
-use crate::profile::lags::{Lag, RawLag};
+use crate::profile::lags::Lag;
 use crate::profile::model::{Frame, FrameKind, Node, NodeId, PlaceId};
 use crate::profile::sums::sum_upwards;
 use crate::profile::values::{Amounts, Value, ValueType};
 use crate::profile::view::frame_text_at;
 use crate::profile::waits;
-use crate::profile::waits::{RawWaits, RawWaker, Waker};
+use crate::profile::waits::Waker;
 
 /// Samples, the wall time that they represent, the parts of it on and off the CPU, and for how long suspended tasks awaited
 /// something. `ends`: the node of each raw node,

@@ -14,11 +14,11 @@ use super::naming::protocol::{FileFormat, ModuleNames, NamedFrame};
 use super::naming::{NamesRequest, NamingError};
 use super::{Fetch, NameCache, OpenFiles, ResolveInput, ResolvedFrame, variables};
 use crate::arch;
+use crate::counts::RawTree;
 use crate::event::Pid;
 use crate::frame::{ModuleId, RawFrame};
 use crate::process::file_content::Content;
 use crate::process::root::Root;
-use crate::profile::count_tree::RawTree;
 use crate::profile::model::{Frame, FrameKind, ModuleMeta};
 use crate::unwind::{FunctionExtent, FunctionExtents, MAX_FUNCTION};
 

@@ -21,12 +21,12 @@ use super::stacks::StackBuilder;
 use super::task_source::{PythonThreads, TaskNames, TaskReading, TaskSource};
 use super::trio::Trio;
 use crate::capture::common::rng::Rng;
+use crate::counts::{FramePath, RawNode, RawTimelineSample};
 use crate::cpython::frame_groups;
 use crate::cpython::tasks::{self, RawAwaitFrame};
 use crate::event::{AwaitKind, Pid, Sample, Tid};
 use crate::frame::RawFrame;
 use crate::process::memory::Pages;
-use crate::profile::count_tree::{FramePath, RawNode, RawTimelineSample};
 use crate::sys;
 
 /// Tasks that one wait is shared among, at most; over several waits all have their turn.

@@ -15,13 +15,13 @@ use super::asyncio::{Asyncio, read_loop_thread};
 use super::files::Files;
 use super::process::Process;
 use super::segment::Segment;
+use crate::counts::RawLag;
+use crate::counts::RawNode;
 use crate::cpython::code_object::CodeTable;
 use crate::cpython::tasks::TaskReader;
 use crate::event::{Pid, Sample, Tid};
 use crate::frame::RawFrame;
 use crate::process::memory::Pages;
-use crate::profile::count_tree::RawNode;
-use crate::profile::lags::RawLag;
 use crate::sys;
 use crate::sys::procfs;
 

@@ -12,11 +12,11 @@ use super::processes::KnownProcess;
 use super::stacks::LastStack;
 use crate::capture::ptrace::snapshot::SnapshotError;
 use crate::capture::{Backend, OpenInterval};
+use crate::counts::FramePath;
 use crate::cpython_layout::TargetLayout;
 use crate::error::Result;
 use crate::event::{Event, Pid, Sample, Tid};
 use crate::frame::RawFrame;
-use crate::profile::count_tree::FramePath;
 use crate::sys;
 
 /// Events on their way from a backend to a session. Every recording, live or replayed, runs through one.

@@ -11,11 +11,11 @@ use super::task_source::TaskSample;
 use super::wakers::{self, PendingWaker};
 use super::workers::{self, Job};
 use super::{RESCAN_INTERVAL, Session, TargetUpdate};
+use crate::counts::RawTimelineSample;
 use crate::error::Result;
 use crate::event::{Sample, ThreadState, WaitKind};
 use crate::frame::RawFrame;
 use crate::interleave::StackQuality;
-use crate::profile::count_tree::RawTimelineSample;
 use crate::truncation::Truncation;
 
 /// What the stages have found out about a sample.

@@ -6,14 +6,14 @@ use std::ops::Range;
 use rustc_hash::FxHashMap;
 
 use crate::capture::SampleCounts;
+use crate::counts::RawLag;
+use crate::counts::{FramePath, RawNode, RawTimelineSample, RawTree};
+use crate::counts::{RawWaits, RawWaker};
 use crate::event::Tid;
 use crate::frame::RawFrame;
 use crate::interleave::StackQuality;
-use crate::profile::count_tree::{FramePath, RawNode, RawTimelineSample, RawTree};
 use crate::profile::labels::LabelSets;
-use crate::profile::lags::RawLag;
 use crate::profile::model::Quality;
-use crate::profile::waits::{RawWaits, RawWaker};
 use crate::truncation::Truncation;
 
 /// Size of the tree, in nodes, from which on nodes are dropped that no sample needs.

@@ -9,6 +9,7 @@ use super::files::Files;
 use super::process::Process;
 use super::{Grouping, SessionOptions};
 use crate::code_map::CodeMap;
+use crate::counts::FramePath;
 use crate::cpython::frame_groups::{self, LastFrames};
 use crate::edges::EdgeJudge;
 use crate::event::{Pid, Sample, Tid, WalkStatus};
@@ -16,7 +17,6 @@ use crate::frame::{EvalGroups, ModuleId, NativeFrame, Origin, RawFrame, UnwindMe
 use crate::interleave::{self, StackQuality};
 use crate::process::AddressSpace;
 use crate::process::system::ProcessMemory;
-use crate::profile::count_tree::FramePath;
 use crate::truncation::Truncation;
 use crate::unwind::StackCache;
 

@@ -8,11 +8,11 @@ use super::names::Names;
 use super::process::Process;
 use super::segment::Segment;
 use crate::arch::INTERRUPT_ENTRIES;
+use crate::counts::RawNode;
+use crate::counts::RawWaker;
 use crate::event::{Holder, InterruptKind, Sample, ThreadState, Tid, WaitKind, WakeUp};
 use crate::frame::RawFrame;
 use crate::process::system::System;
-use crate::profile::count_tree::RawNode;
-use crate::profile::waits::RawWaker;
 
 /// Woken threads whose sample has not come yet, at most.
 const MAX_PENDING: usize = 1 << 16;

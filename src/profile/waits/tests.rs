@@ -74,28 +74,6 @@ fn waits_in_libraries_belong_to_the_program_that_calls_them() {
 }
 
 #[test]
-fn rows_are_forgotten_and_selected() {
-    let mut waits = RawWaits::default();
-    for length in 0..4 {
-        waits.push(length, length as u32, length == 2);
-    }
-    waits.shares = vec![(1, 5, 10), (3, 6, 20)];
-    waits.forget_first(2);
-    assert_eq!((&waits.lengths[..], &waits.wakers[..]), (&[2, 3][..], &[2, 3][..]));
-    assert_eq!(
-        (&waits.holding[..], &waits.shares[..]),
-        (&[true, false][..], &[(1, 6, 20)][..])
-    );
-    let some = waits.lengths_of(&[1, 7]);
-    assert_eq!(
-        (some.lengths, some.wakers, some.holding),
-        (vec![3, 0], vec![0, 0], vec![false, false])
-    );
-    waits.forget_first(9);
-    assert!(waits.lengths.is_empty() && waits.shares.is_empty());
-}
-
-#[test]
 fn labels_have_kind_and_object() {
     for (label, kind, object) in [
         ("[waiting: gil]", "gil", ""),
