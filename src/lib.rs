@@ -42,10 +42,12 @@
 //!
 //! Imports go one way, `unsafe` stays in few files: `tests/layers.rs` checks both.
 
-pub mod error;
-pub mod export;
+pub use nativeprof_profile as profile;
+#[doc(hidden)]
+pub use nativeprof_profile::escape;
+pub use nativeprof_profile::{error, export};
+
 pub mod frame;
-pub mod profile;
 
 #[doc(hidden)]
 pub mod arch;
@@ -63,8 +65,6 @@ pub mod cpython;
 pub mod cpython_layout;
 #[doc(hidden)]
 pub mod edges;
-#[doc(hidden)]
-pub mod escape;
 #[doc(hidden)]
 pub mod event;
 #[doc(hidden)]

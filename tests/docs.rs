@@ -208,6 +208,7 @@ fn paths() -> BTreeSet<String> {
         "fuzz/",
         "python/",
         "src/",
+        "profile/src/",
         "tests/",
     ];
     let mut names = BTreeSet::new();
@@ -226,7 +227,7 @@ fn paths() -> BTreeSet<String> {
 fn paths_exist() {
     let names = paths();
     assert!(
-        names.contains(".ci/test") && names.contains("src/profile/"),
+        names.contains(".ci/test") && names.contains("profile/src/"),
         "{names:?}"
     );
     let mut wrong = Vec::new();

@@ -5,7 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Allowed imports: a module imports from lower ranks only, never from another one of its own rank.
+/// Allowed imports: a module imports from lower ranks only, never from another one of its own rank. `error`, `escape`, `export` and
+/// `profile` are those of the crate `nativeprof-profile`.
 const RANKS: &[&[&str]] = &[
     &[
         "arch",
@@ -16,12 +17,14 @@ const RANKS: &[&[&str]] = &[
         "error",
         "escape",
         "event",
+        "export",
         "frame",
         "limits",
+        "profile",
         "truncation",
     ],
-    &["counts", "sys", "interleave", "profile", "unwind"],
-    &["privileges", "export", "tui"],
+    &["counts", "sys", "interleave", "unwind"],
+    &["privileges", "tui"],
     &["process"],
     &["capture", "cpython", "edges"],
     &["resolve", "tape"],
@@ -192,10 +195,20 @@ fn imports_go_one_way() {
     assert!(wrong.is_empty(), "\n{}", wrong.join("\n"));
 }
 
+/// Formats of other tools are made of profiles, and nothing of a profile depends on them.
+#[test]
+fn profiles_know_no_other_formats() {
+    let profile = files_below("profile/src", &["rs"]);
+    for source in profile.iter().filter(|s| !s.name.starts_with("export/")) {
+        let exports = imports(&source.text).contains(&"export".to_string());
+        assert!(!exports, "{} imports from the exporters", source.name);
+    }
+}
+
 #[test]
 fn unsafe_code_stays_in_few_files_and_says_why() {
     let mut wrong = Vec::new();
-    for (directory, allowed) in [("src", UNSAFE), ("hooks/src", UNSAFE_HOOKS)] {
+    for (directory, allowed) in [("src", UNSAFE), ("profile/src", &[]), ("hooks/src", UNSAFE_HOOKS)] {
         check_unsafe(directory, allowed, &mut wrong);
     }
     assert!(wrong.is_empty(), "\n{}", wrong.join("\n"));
@@ -252,7 +265,7 @@ fn check_unsafe(directory: &str, allowed: &[&str], wrong: &mut Vec<String>) {
 #[test]
 fn files_of_proc_are_read_as_bytes() {
     let mut wrong = Vec::new();
-    let others = ["python/src", "hooks/src"].map(|directory| files_below(directory, &["rs"]));
+    let others = ["profile/src", "python/src", "hooks/src"].map(|directory| files_below(directory, &["rs"]));
     for source in sources().into_iter().chain(others.into_iter().flatten()) {
         let (program, _) = source
             .text
@@ -275,7 +288,11 @@ fn files_of_proc_are_read_as_bytes() {
 #[test]
 fn long_files_have_a_reason() {
     let mut wrong = Vec::new();
-    for source in files(&["rs", "c", "h", "js", "css", "py"]) {
+    const EXTENSIONS: &[&str] = &["rs", "c", "h", "js", "css", "py"];
+    for source in files(EXTENSIONS)
+        .into_iter()
+        .chain(files_below("profile/src", EXTENSIONS))
+    {
         let length = source.text.lines().count();
         let listed = LONG.iter().any(|(name, _)| *name == source.name);
         if length > MAX_LINES && !listed {

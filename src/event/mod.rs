@@ -16,8 +16,7 @@ pub use states::{
     WakeUp,
 };
 
-pub type Pid = u32;
-pub type Tid = u32;
+pub use crate::profile::model::{Pid, Tid};
 
 /// Bytes of a page: the granularity at which a stack copy may have holes.
 pub const PAGE: u64 = 4096;

@@ -1,8 +1,9 @@
-//! The state of a recording: events in, stacks counted in a segment. This module calls the stages in order; names are resolved at
-//! the end.
+//! Recordings: events in, stacks counted in a segment, a profile out. This module calls the stages in order; names are resolved at the
+//! end.
 //!
-//! `Process` owns what is known of a process, [`Files`] what is known of files, [`StackBuilder`] makes a stack of
-//! a sample, `Activities` observe what else happens, and [`Segment`] has what was counted.
+//! A session is run by a [`Recording`] (live), a [`replay::Replay`] (of a tape) or an [`Inspection`] (of one process, once); nothing
+//! else knows it. `Process` owns what is known of a process, `Files` what is known of files, `StackBuilder` makes a stack of a
+//! sample, `Activities` observe what else happens, and `Segment` has what was counted.
 
 use std::ops::Range;
 use std::path::PathBuf;

@@ -1,0 +1,260 @@
+//! Makes a profile of stacks and amounts, without a sampling session: for tracers, allocation profilers and importers.
+//!
+//! ```
+//! use nativeprof_profile::build::Builder;
+//! use nativeprof_profile::model::{Frame, Meta};
+//! use nativeprof_profile::values::ValueType;
+//!
+//! // A tracer of calls: the count is calls, and each node has two times.
+//! let mut builder = Builder::new(&[ValueType::CALLS, ValueType::WALL, ValueType::CPU]);
+//! let main = builder.frame(Frame::python("main", "main", "app.py", 1));
+//! let work = builder.frame(Frame::python("work", "Job.work", "app.py", 9));
+//! // Self amounts of the innermost frame: 1 call, 5 µs of wall time and 4 µs of CPU time outside its callees.
+//! builder.add(&[(main, 3)], &[1, 5_000, 4_000]);
+//! // Added to the amounts of the stack: 2 calls.
+//! builder.add(&[(main, 3), (work, 12)], &[2, 70_000, 60_000]);
+//! // Or one frame at a time, for a tracer that follows calls and returns.
+//! let node = builder.child(Builder::ROOT, main, 3);
+//! let node = builder.child(node, work, 12);
+//! builder.add_at(node, &[1, 10_000, 9_000]);
+//! let profile = builder.finish(Meta::default());
+//!
+//! assert_eq!(profile.nodes[0].count, 4); // inclusive, as everywhere: 1 call of `main` and 3 of `work`
+//! assert_eq!(profile.amounts(1), [85_000, 85_000, 80_000]); // wall time of the root, `main`, `work`
+//! assert_eq!(profile.self_amounts(0), [0, 1, 3]); // calls of each
+//! ```
+//!
+//! Amounts passed in are self amounts; the profile has inclusive ones. That includes the count, so the number of calls
+//! of a function is its *self* count. Lines are where the frames are: of a caller the line of the call, 0 if unknown.
+//! Samples with a time are added with [`Builder::sample`]; each has its own weight.
+//!
+//! The builder has no limits: it grows with the number of distinct stacks.
+
+use rustc_hash::FxHashMap;
+use std::collections::HashMap;
+
+use super::model::{Frame, FrameId, FrameKind, Meta, Node, NodeId, Profile, TimelineSample};
+use super::places::Places;
+use super::values::{Amounts, Value, ValueType};
+use crate::sums::sum_upwards;
+
+/// A profile under construction.
+#[derive(Debug)]
+pub struct Builder {
+    profile: Profile,
+    /// By value type except the first: self amounts by node, and amounts by sample.
+    columns: Vec<(Vec<u64>, Vec<u64>)>,
+    /// Amounts by sample of the count; kept only where one is not 1.
+    counts: Option<Vec<u64>>,
+    // Names may come from the target: use a hasher that resists collision attacks.
+    frames: HashMap<Frame, FrameId>,
+    children: FxHashMap<(NodeId, FrameId), NodeId>,
+    places: Places,
+}
+
+impl Builder {
+    pub const ROOT: NodeId = 0;
+
+    /// An empty profile of these value types. The first is what the count counts: `samples` or `calls`. Without any it
+    /// is `samples`.
+    pub fn new(types: &[ValueType]) -> Builder {
+        let count = types.first().cloned().unwrap_or(ValueType::SAMPLES);
+        let rest = types.get(1..).unwrap_or_default();
+        let mut values = vec![Value::per_count(count, 1)];
+        values.extend(rest.iter().map(|kind| Value {
+            kind: kind.clone(),
+            amounts: Amounts::Each {
+                nodes: Vec::new(),
+                samples: Vec::new(),
+            },
+        }));
+        Builder {
+            profile: Profile {
+                frames: vec![Frame::new(FrameKind::Root, "root")],
+                nodes: vec![Node::new(0, 0)],
+                values,
+                ..Profile::default()
+            },
+            columns: vec![(vec![0], Vec::new()); rest.len()],
+            counts: None,
+            frames: HashMap::new(),
+            children: FxHashMap::default(),
+            places: Places::default(),
+        }
+    }
+
+    /// The number of a function; the same one for equal frames.
+    pub fn frame(&mut self, frame: Frame) -> FrameId {
+        let frames = &mut self.profile.frames;
+        *self.frames.entry(frame).or_insert_with_key(|frame| {
+            frames.push(frame.clone());
+            frames.len() as FrameId - 1
+        })
+    }
+
+    /// The node of a frame below another node, created if needed. `line` is where the frame is (for its description); 0
+    /// if unknown.
+    pub fn child(&mut self, parent: NodeId, frame: FrameId, line: u32) -> NodeId {
+        let nodes = &mut self.profile.nodes;
+        let columns = &mut self.columns;
+        let node = *self.children.entry((parent, frame)).or_insert_with(|| {
+            nodes.push(Node::new(frame, parent));
+            columns.iter_mut().for_each(|(self_counts, _)| self_counts.push(0));
+            nodes.len() as NodeId - 1
+        });
+        let first = &mut nodes[node as usize].first_seen_line;
+        if *first == 0 {
+            *first = line;
+        }
+        node
+    }
+
+    /// Adds self amounts, one for each value type in order (missing ones are 0), to a stack: frames and lines from the
+    /// outermost to the innermost. Returns its node.
+    pub fn add(&mut self, stack: &[(FrameId, u32)], amounts: &[u64]) -> NodeId {
+        let node = stack
+            .iter()
+            .fold(Builder::ROOT, |node, (frame, line)| self.child(node, *frame, *line));
+        self.add_at(node, amounts);
+        // Lines are inclusive, like counts.
+        let count = amounts.first().copied().unwrap_or(0);
+        let mut at = node;
+        for (frame, line) in stack.iter().rev() {
+            let node = &mut self.profile.nodes[at as usize];
+            debug_assert_eq!(node.frame, *frame);
+            if *line > 0 && count > 0 {
+                add(node.lines.entry(*line).or_default(), count);
+            }
+            at = node.parent;
+        }
+        if let Some((_, line)) = stack.last()
+            && *line > 0
+            && count > 0
+        {
+            let lines = &mut self.profile.nodes[node as usize].self_lines;
+            add(lines.entry(*line).or_default(), count);
+        }
+        node
+    }
+
+    /// Adds self amounts to a node that [`Builder::child`] or [`Builder::add`] returned.
+    pub fn add_at(&mut self, node: NodeId, amounts: &[u64]) {
+        let mut amounts = amounts.iter();
+        let self_count = &mut self.profile.nodes[node as usize].count;
+        add(self_count, amounts.next().copied().unwrap_or(0));
+        for ((column, _), amount) in self.columns.iter_mut().zip(amounts) {
+            add(&mut column[node as usize], *amount);
+        }
+    }
+
+    /// As [`Builder::add`], and puts the sample in the timeline: `time` in ns since the start of the profile.
+    pub fn sample(&mut self, time: u64, (pid, tid): (u32, u32), stack: &[(FrameId, u32)], amounts: &[u64]) -> NodeId {
+        let node = self.add(stack, amounts);
+        let count = amounts.first().copied().unwrap_or(0);
+        let before = self.profile.timeline.len();
+        if count != 1 || self.counts.is_some() {
+            self.counts.get_or_insert_with(|| vec![1; before]).push(count);
+        }
+        for (at, (_, samples)) in self.columns.iter_mut().enumerate() {
+            samples.push(amounts.get(at + 1).copied().unwrap_or(0));
+        }
+        let (mut node_here, mut place) = (Builder::ROOT, 0);
+        for (frame, line) in stack {
+            node_here = self.child(node_here, *frame, *line);
+            place = self.places.child(place, node_here, *line);
+        }
+        self.profile.sample_places.push(place);
+        self.profile.timeline.push(TimelineSample { time, pid, tid, node });
+        node
+    }
+
+    /// The finished profile.
+    pub fn finish(self, meta: Meta) -> Profile {
+        let mut profile = self.profile;
+        profile.meta = meta;
+        if !profile.timeline.is_empty() {
+            profile.places = self.places.all;
+        }
+        let nodes = &mut profile.nodes;
+        let mut counts: Vec<u64> = nodes.iter().map(|node| node.count).collect();
+        sum_upwards(&mut counts, |at| Some(nodes[at].parent as usize));
+        for (node, count) in nodes.iter_mut().zip(counts) {
+            node.count = count;
+            if node.self_lines == node.lines {
+                node.self_lines.clear();
+            }
+        }
+        if let (Some(samples), Some(count)) = (self.counts, profile.values.first_mut()) {
+            count.amounts = Amounts::Each {
+                nodes: Vec::new(),
+                samples,
+            };
+        }
+        for (value, (mut self_counts, samples)) in profile.values.iter_mut().skip(1).zip(self.columns) {
+            sum_upwards(&mut self_counts, |at| Some(nodes[at].parent as usize));
+            value.amounts = Amounts::Each {
+                nodes: self_counts,
+                samples,
+            };
+        }
+        profile
+    }
+}
+
+fn add(sum: &mut u64, more: u64) {
+    *sum = sum.saturating_add(more);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn samples_carry_their_weights() {
+        let mut builder = Builder::new(&[ValueType::SAMPLES, ValueType::WALL, ValueType::OFF_CPU]);
+        let f = builder.frame(Frame::python("f", "f", "a.py", 1));
+        let g = builder.frame(Frame::python("g", "g", "a.py", 5));
+        assert_eq!(builder.frame(Frame::python("f", "f", "a.py", 1)), f);
+        builder.sample(10, (1, 1), &[(f, 2)], &[1, 100, 0]);
+        builder.sample(20, (1, 1), &[(f, 3), (g, 6)], &[1, 40, 40]);
+        builder.sample(30, (1, 2), &[(f, 3), (g, 7)], &[1, 7]);
+        let profile = builder.finish(Meta::default());
+        assert_eq!(profile.find_value("off_cpu_ns"), Some(2));
+        assert_eq!(profile.amounts(0), [3, 3, 2]);
+        assert_eq!(
+            (profile.amounts(1), profile.self_amounts(1)),
+            (vec![147, 147, 47], vec![0, 100, 47])
+        );
+        assert_eq!(profile.amounts(2), [40, 40, 40]);
+        assert_eq!(profile.amounts(3), [0, 0, 0], "there is no such value");
+        let of_samples = |value| {
+            (0..4)
+                .map(|sample| profile.sample_amount(value, sample))
+                .collect::<Vec<_>>()
+        };
+        assert_eq!((of_samples(1), of_samples(2)), (vec![100, 40, 7, 0], vec![0, 40, 0, 0]));
+        assert!(profile.is_timed());
+        let f = &profile.nodes[1];
+        assert_eq!(
+            (f.first_seen_line, f.lines[&2], f.lines[&3], f.self_lines[&2]),
+            (2, 1, 2, 1)
+        );
+        assert!(profile.nodes[2].self_lines.is_empty(), "all of them are");
+    }
+
+    #[test]
+    fn a_count_may_be_more_than_one() {
+        let mut builder = Builder::new(&[ValueType::ALLOCS, ValueType::ALLOC_BYTES]);
+        let f = builder.frame(Frame::python("f", "f", "a.py", 1));
+        builder.sample(1, (1, 1), &[(f, 0)], &[1, 512]);
+        builder.sample(2, (1, 1), &[(f, 0)], &[64, 4096]);
+        builder.add(&[], &[2, 1]);
+        let profile = builder.finish(Meta::default());
+        assert_eq!(
+            (profile.amounts(0), profile.amounts(1)),
+            (vec![67, 65], vec![4609, 4608])
+        );
+        assert_eq!((profile.sample_amount(0, 0), profile.sample_amount(0, 1)), (1, 64));
+        assert!(!profile.is_timed(), "two allocations have no time");
+    }
+}

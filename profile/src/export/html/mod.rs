@@ -1,0 +1,130 @@
+//! A self-contained HTML report of a profile.
+//!
+//! The page is plain HTML, CSS and JavaScript from the files in this directory, and the profile as packed by
+//! `data`. Names come from the target and are not trusted: they are in base64, enter the document as text only, and the
+//! content security policy allows only the script and the style with the listed hashes.
+
+mod comparison;
+mod data;
+mod lags;
+mod waits;
+
+pub use comparison::Comparison;
+
+use std::io::{self, Write};
+
+use base64::prelude::{BASE64_STANDARD, Engine};
+use sha2::{Digest, Sha256};
+
+use crate::model::Profile;
+
+const PAGE: &str = include_str!("page.html");
+const STYLE: &str = include_str!("page.css");
+
+/// In the order of their definitions; a function around them keeps their names private.
+const SCRIPTS: &[&str] = &[
+    include_str!("text.js"),
+    include_str!("data.js"),
+    include_str!("tree.js"),
+    include_str!("workers.js"),
+    include_str!("model.js"),
+    include_str!("draw.js"),
+    include_str!("boxes.js"),
+    include_str!("chart.js"),
+    include_str!("timeline.js"),
+    include_str!("rows.js"),
+    include_str!("comparison.js"),
+    include_str!("source.js"),
+    include_str!("waits.js"),
+    include_str!("lag.js"),
+    include_str!("details.js"),
+    include_str!("filters.js"),
+    include_str!("theme.js"),
+    include_str!("toolbar.js"),
+    include_str!("page.js"),
+];
+
+/// How a page begins, and what it says of its data.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct PageOptions {
+    /// It begins with the interpreter's frames.
+    pub interpreter_frames: bool,
+    /// Its source text was removed on request: it says so.
+    pub no_source: bool,
+}
+
+/// Writes the profile as a page, which leaves out the interpreter's frames until they are requested.
+pub fn write(profile: &Profile, out: &mut dyn Write) -> io::Result<()> {
+    write_page(profile, &PageOptions::default(), out)
+}
+
+/// The same with other options.
+pub fn write_page(profile: &Profile, options: &PageOptions, out: &mut dyn Write) -> io::Result<()> {
+    write_packed(&data::pack(profile, options, None)?, out)
+}
+
+/// Writes a comparison as a page; `no_source`: its source text was removed on request.
+pub fn write_comparison(comparison: &Comparison<'_>, no_source: bool, out: &mut dyn Write) -> io::Result<()> {
+    let options = PageOptions {
+        // Its profiles are without frames of the interpreter already, or are to be shown with them.
+        interpreter_frames: true,
+        no_source,
+    };
+    write_packed(&data::pack(&comparison.both.profile, &options, Some(comparison))?, out)
+}
+
+fn write_packed(packed: &[u8], out: &mut dyn Write) -> io::Result<()> {
+    let script = format!("(() => {{\n\"use strict\";\n{}}})();\n", SCRIPTS.concat());
+    let policy = format!(
+        "default-src 'none'; script-src {}; style-src {}; img-src data:; base-uri 'none'; form-action 'none'; \
+         require-trusted-types-for 'script'; trusted-types 'none'",
+        source_of(&script),
+        source_of(STYLE)
+    );
+    let packed = BASE64_STANDARD.encode(packed);
+    let mut rest = PAGE;
+    for (place, text) in [
+        ("{policy}", policy.as_str()),
+        ("{style}", STYLE),
+        ("{profile}", &packed),
+        ("{script}", &script),
+    ] {
+        let (before, after) = rest.split_once(place).unwrap_or((rest, ""));
+        out.write_all(before.as_bytes())?;
+        out.write_all(text.as_bytes())?;
+        rest = after;
+    }
+    out.write_all(rest.as_bytes())?;
+    out.flush()
+}
+
+/// The source expression of this text in a content security policy.
+fn source_of(text: &str) -> String {
+    format!("'sha256-{}'", BASE64_STANDARD.encode(Sha256::digest(text)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_parts_of_the_page_are_whole() {
+        let mut out = Vec::new();
+        write(&Profile::default(), &mut out).unwrap();
+        let page = String::from_utf8(out).unwrap();
+        assert!(page.starts_with("<!doctype html>") && page.trim_end().ends_with("</html>"));
+        for place in ["{policy}", "{style}", "{profile}", "{script}"] {
+            assert_eq!(PAGE.matches(place).count(), 1, "{place}");
+        }
+        assert_eq!(
+            page.matches("</script>").count(),
+            2,
+            "nothing ends a script element early"
+        );
+        assert_eq!(page.matches("<!--").count(), 0);
+        assert!(
+            !page.contains("http://") && !page.contains("https://"),
+            "the page speaks of no network"
+        );
+    }
+}

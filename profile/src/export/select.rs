@@ -1,0 +1,282 @@
+//! Views of a profile, as profiles: by another value than the count, and split by line.
+
+use std::collections::BTreeMap;
+
+use rustc_hash::FxHashMap;
+
+use crate::fold::{DROPPED, Folding};
+use crate::labels::LabelFilter;
+use crate::model::{Frame, FrameId, FrameKind, Node, NodeId, Profile};
+use crate::stacks_by_line::StacksByLine;
+use crate::sums::sum_upwards;
+use crate::values::{Amounts, Value};
+use crate::view::View;
+
+/// The profile with one of its values (an index in [`Profile::value_types`]) as its count, and no other value. Lines of
+/// functions are those of the samples whose lines are known.
+pub fn by_value(profile: &Profile, value: usize) -> Profile {
+    let Some(chosen) = profile.value_types().get(value) else {
+        return profile.clone();
+    };
+    let mut out = profile.clone();
+    let weights: Vec<u64> = (0..profile.timeline.len())
+        .map(|sample| profile.sample_amount(value, sample))
+        .collect();
+    for (node, amount) in out.nodes.iter_mut().zip(profile.amounts(value)) {
+        node.count = amount;
+    }
+    match chosen.amounts {
+        Amounts::PerCount(per) => {
+            let lines = |lines: &mut BTreeMap<u32, u64>| {
+                lines.values_mut().for_each(|count| *count = count.saturating_mul(per));
+            };
+            for node in &mut out.nodes {
+                lines(&mut node.lines);
+                lines(&mut node.self_lines);
+            }
+        }
+        Amounts::Each { .. } if value == 0 => {}
+        Amounts::Each { .. } => weigh_lines(&mut out, &weights),
+    }
+    out.values = vec![Value {
+        kind: chosen.kind.clone(),
+        amounts: Amounts::Each {
+            nodes: Vec::new(),
+            samples: weights,
+        },
+    }];
+    out
+}
+
+/// The samples of the profile that have all these labels. Its quality stays that of the whole recording.
+pub fn by_labels(profile: &Profile, filters: &[LabelFilter]) -> Profile {
+    let is_kept: Vec<bool> = profile
+        .labels
+        .sets
+        .iter()
+        .map(|set| filters.iter().all(|f| f.matches(set)))
+        .collect();
+    let keeps = |at: &usize| {
+        let set = profile.labels.of_samples.get(*at).map_or(0, |set| *set as usize);
+        is_kept.get(set).copied().unwrap_or(filters.is_empty())
+    };
+    let samples: Vec<usize> = (0..profile.timeline.len()).filter(keeps).collect();
+    let amounts = |value: usize| -> Vec<u64> { samples.iter().map(|at| profile.sample_amount(value, *at)).collect() };
+    let inclusive = |amounts: &[u64]| {
+        let mut sums = vec![0u64; profile.nodes.len()];
+        for (at, amount) in samples.iter().zip(amounts) {
+            if let Some(sum) = sums.get_mut(profile.timeline[*at].node as usize) {
+                *sum = sum.saturating_add(*amount);
+            }
+        }
+        sum_upwards(&mut sums, |at| Some(profile.nodes[at].parent as usize));
+        sums
+    };
+    let columns = profile.pick_samples(&samples);
+    let mut out = Profile {
+        timeline: columns.timeline,
+        sample_places: columns.places,
+        waits: columns.waits,
+        labels: columns.labels,
+        ..profile.clone()
+    };
+    let mut is_empty = vec![true; out.nodes.len()];
+    for index in 0..profile.value_types().len() {
+        let of_samples = amounts(index);
+        let of_nodes = inclusive(&of_samples);
+        is_empty
+            .iter_mut()
+            .zip(&of_nodes)
+            .for_each(|(is, amount)| *is &= *amount == 0);
+        if index == 0 {
+            out.nodes
+                .iter_mut()
+                .zip(&of_nodes)
+                .for_each(|(node, count)| node.count = *count);
+            weigh_lines(&mut out, &of_samples);
+        }
+        if let Some(Amounts::Each { nodes, samples }) = out.values.get_mut(index).map(|value| &mut value.amounts) {
+            *samples = of_samples;
+            if index > 0 {
+                *nodes = of_nodes;
+            }
+        }
+    }
+    let mut folding = Folding::new(&out);
+    for (at, is_empty) in is_empty.iter().enumerate() {
+        let into = match (at, Folding::parent(&out, at)) {
+            (0, _) => Folding::ROOT,
+            (_, Some(parent)) if !is_empty && folding.target(parent as NodeId) != DROPPED => {
+                folding.child(folding.target(parent as NodeId), out.nodes[at].frame)
+            }
+            _ => DROPPED,
+        };
+        folding.keep(into);
+    }
+    folding.finish()
+}
+
+/// Sets the lines of nodes from the timeline's samples with these weights.
+fn weigh_lines(profile: &mut Profile, weights: &[u64]) {
+    let mut self_counts = vec![0u64; profile.places.len()];
+    for (place, weight) in profile.sample_places.iter().zip(weights) {
+        if let Some(sum) = self_counts.get_mut(*place as usize) {
+            *sum = sum.saturating_add(*weight);
+        }
+    }
+    let mut inclusive = self_counts.clone();
+    sum_upwards(&mut inclusive, |at| Some(profile.places[at].parent as usize));
+    for node in &mut profile.nodes {
+        node.lines.clear();
+        node.self_lines.clear();
+    }
+    for (at, place) in profile.places.iter().enumerate().filter(|(_, place)| place.line > 0) {
+        let Some(node) = profile.nodes.get_mut(place.node as usize) else {
+            continue;
+        };
+        for (lines, amount) in [
+            (&mut node.lines, inclusive[at]),
+            (&mut node.self_lines, self_counts[at]),
+        ] {
+            if amount > 0 {
+                let sum = lines.entry(place.line).or_default();
+                *sum = sum.saturating_add(amount);
+            }
+        }
+    }
+    for node in &mut profile.nodes {
+        if node.self_lines == node.lines {
+            node.self_lines.clear();
+        }
+    }
+}
+
+/// The profile with a function for each line of a function: what formats show that have names only. Its functions are
+/// not those of the program, and it has no timeline.
+pub fn by_line(profile: &Profile) -> Profile {
+    let view = View::new(profile);
+    let entries = StacksByLine::new(profile, &view);
+    let mut frames = vec![Frame::new(FrameKind::Root, "root")];
+    let mut known: FxHashMap<(u32, u32), FrameId> = FxHashMap::default();
+    let self_counts = entries.self_amounts(profile, 0);
+    let mut nodes: Vec<Node> = Vec::with_capacity(entries.all.len());
+    for (entry, self_count) in entries.all.iter().zip(self_counts) {
+        let identifier = view.items[entry.item as usize].identifier;
+        let frame = match view.function(identifier) {
+            None => 0,
+            Some(frame) => *known.entry((identifier, entry.line)).or_insert_with(|| {
+                frames.push(at_line(frame, entry.line));
+                frames.len() as FrameId - 1
+            }),
+        };
+        nodes.push(Node {
+            count: self_count,
+            ..Node::new(frame, entry.parent)
+        });
+    }
+    let mut counts: Vec<u64> = nodes.iter().map(|node| node.count).collect();
+    sum_upwards(&mut counts, |at| Some(nodes[at].parent as usize));
+    nodes
+        .iter_mut()
+        .zip(counts)
+        .for_each(|(node, count)| node.count = count);
+    let count = profile.value_types()[0].kind.clone();
+    Profile {
+        meta: profile.meta.clone(),
+        frames,
+        nodes,
+        values: vec![Value::per_count(count, 1)],
+        ..Profile::default()
+    }
+}
+
+/// `f (a.py:59)` for Python, `f:59 (lib.so)` for native code.
+fn at_line(frame: &Frame, line: u32) -> Frame {
+    let mut frame = frame.clone();
+    match frame.kind {
+        _ if line == 0 => {}
+        FrameKind::Python => frame.first_line = line,
+        _ => frame.name = format!("{}:{line}", frame.name),
+    }
+    frame
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::build::Builder;
+    use crate::labels::Labels;
+    use crate::model::Meta;
+    use crate::values::ValueType;
+
+    fn profile() -> Profile {
+        let mut builder = Builder::new(&[ValueType::SAMPLES, ValueType::WALL]);
+        let f = builder.frame(Frame::python("f", "f", "a.py", 1));
+        let g = builder.frame(Frame::native("g", "g.so", 16));
+        builder.sample(1, (1, 1), &[(f, 9)], &[1, 10]);
+        builder.sample(2, (1, 1), &[(f, 12), (g, 0)], &[1, 300]);
+        builder.sample(3, (1, 1), &[(f, 12), (g, 7)], &[1, 5]);
+        builder.finish(Meta::default())
+    }
+
+    #[test]
+    fn a_value_becomes_the_count() {
+        let wall = by_value(&profile(), 1);
+        let counts: Vec<u64> = wall.nodes.iter().map(|node| node.count).collect();
+        assert_eq!((counts, wall.count_type()), (vec![315, 315, 305], &ValueType::WALL));
+        assert_eq!(wall.nodes[1].lines, BTreeMap::from([(9, 10), (12, 305)]));
+        assert_eq!(wall.nodes[1].self_lines, BTreeMap::from([(9, 10)]));
+        assert_eq!(
+            wall.nodes[2].lines,
+            BTreeMap::from([(7, 5)]),
+            "of the others no line is known"
+        );
+        assert!(wall.is_timed());
+        let mut cpu = profile();
+        cpu.values[1] = Value::per_count(ValueType::CPU, 100);
+        let cpu = by_value(&cpu, 1);
+        assert_eq!((cpu.nodes[0].count, cpu.nodes[1].lines[&12]), (300, 200));
+        assert!(cpu.is_timed());
+        assert_eq!(by_value(&profile(), 9), profile());
+    }
+
+    #[test]
+    fn samples_are_kept_by_their_labels() {
+        let mut all = profile();
+        let set = |span: &str| vec![("span".to_string(), span.to_string())];
+        all.labels = Labels::new(&[vec![], set("a"), set("b")], vec![1, 2, 0]);
+        let filter = |value: &str| LabelFilter {
+            key: "span".into(),
+            value: value.into(),
+        };
+        let of = |filters: &[LabelFilter]| {
+            let kept = by_labels(&all, filters);
+            let counts: Vec<u64> = kept.nodes.iter().map(|node| node.count).collect();
+            (counts, kept.amounts(1), kept.timeline.len())
+        };
+        assert_eq!(of(&[filter("a")]), (vec![1, 1], vec![10, 10], 1));
+        assert_eq!(of(&[filter("b")]), (vec![1, 1, 1], vec![300, 300, 300], 1));
+        assert_eq!(of(&[filter("a"), filter("b")]), (vec![0], vec![0], 0));
+        assert_eq!(of(&[]).0, [3, 3, 2]);
+        let kept = by_labels(&all, &[filter("b")]);
+        assert_eq!(kept.nodes[1].lines, BTreeMap::from([(12, 1)]));
+        assert_eq!(kept.labels.of(0), set("b"));
+    }
+
+    #[test]
+    fn lines_become_functions() {
+        let lines = by_line(&profile());
+        let shown: Vec<_> = lines
+            .nodes
+            .iter()
+            .map(|node| {
+                let frame = &lines.frames[node.frame as usize];
+                (frame.name.as_str(), frame.first_line, node.count)
+            })
+            .collect();
+        assert_eq!(
+            shown,
+            [("root", 0, 3), ("f", 9, 1), ("f", 12, 2), ("g", 0, 1), ("g:7", 0, 1)]
+        );
+    }
+}

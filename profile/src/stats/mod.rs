@@ -1,0 +1,415 @@
+//! Self and total samples by function, line and module, and calls between functions: the data of tables.
+//!
+//! *Self* samples have the function innermost; *total* samples have it anywhere on the stack. A sample counts once,
+//! also if recursion repeats the function.
+//!
+//! ```text
+//! let stats = Stats::new(&profile);            // or .select(self_counts): of some samples only
+//! for (id, counts) in stats.functions().iter().enumerate() { stats.frame(id as FunctionId); counts.self_count; counts.total }
+//! ```
+
+use std::collections::HashMap;
+
+use rustc_hash::FxHashMap;
+
+use super::model::{Frame, FrameKind, NodeId, Profile, TimelineSample};
+use crate::sums::sum_upwards;
+
+/// Number of a function of a profile, from 0 without gaps.
+pub type FunctionId = u32;
+
+/// Samples of a row.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SelfTotal {
+    /// Self: samples that ended here.
+    pub self_count: u64,
+    pub total: u64,
+}
+
+/// One function calling another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CallEdge {
+    /// `None`: the callee is the outermost function of its stacks.
+    pub caller: Option<FunctionId>,
+    pub callee: FunctionId,
+    /// Self samples of the callee when this one called it; samples with this call on their stack.
+    pub counts: SelfTotal,
+}
+
+/// A line of a function.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LineCounts {
+    pub function: FunctionId,
+    /// 0: unknown.
+    pub line: u32,
+    pub counts: SelfTotal,
+}
+
+/// A profile prepared for counting; invalid nodes (no such parent or frame) are omitted.
+pub struct Stats<'a> {
+    profile: &'a Profile,
+    /// By frame; `NONE` for frames that are not code.
+    function_of: Vec<FunctionId>,
+    /// The first frame of each function.
+    frames: Vec<&'a Frame>,
+    /// Children of node `i` are `children[starts[i]..starts[i + 1]]`.
+    starts: Vec<u32>,
+    children: Vec<NodeId>,
+    /// Selected samples that ended in each node, and those there and below.
+    self_counts: Vec<u64>,
+    total: Vec<u64>,
+}
+
+const NONE: u32 = u32::MAX;
+
+/// What makes a frame the same function as another one.
+#[derive(PartialEq, Eq, Hash)]
+struct Key<'a>(FrameKind, &'a str, &'a str, u64);
+
+fn key(frame: &Frame) -> Option<Key<'_>> {
+    let Frame { kind, name, module, .. } = frame;
+    match kind {
+        FrameKind::Root | FrameKind::Process | FrameKind::Thread => None,
+        FrameKind::Python => Some(Key(*kind, name, &frame.filename, frame.first_line.into())),
+        // Its address is that of the function it was inlined into.
+        FrameKind::Inlined => Some(Key(*kind, name, module, 0)),
+        FrameKind::Native
+        | FrameKind::Kernel
+        | FrameKind::Truncated
+        | FrameKind::Task
+        | FrameKind::Worker
+        | FrameKind::State
+        | FrameKind::Unknown => Some(Key(*kind, name, module, frame.address)),
+    }
+}
+
+enum TreeStep {
+    Enter(NodeId),
+    Leave(NodeId),
+}
+
+impl<'a> Stats<'a> {
+    /// With all samples selected.
+    pub fn new(profile: &'a Profile) -> Stats<'a> {
+        let mut frames = Vec::new();
+        // Names come from the target: use a hasher that resists collision attacks.
+        let mut known: HashMap<Key<'_>, FunctionId> = HashMap::new();
+        let function_of = profile.frames.iter().map(|frame| {
+            let Some(key) = key(frame) else { return NONE };
+            *known.entry(key).or_insert_with(|| {
+                frames.push(frame);
+                frames.len() as FunctionId - 1
+            })
+        });
+        let function_of = function_of.collect();
+        let (starts, children) = index_children(profile);
+        let mut stats = Stats {
+            profile,
+            function_of,
+            frames,
+            starts,
+            children,
+            self_counts: Vec::new(),
+            total: Vec::new(),
+        };
+        stats.select(profile.self_counts());
+        stats
+    }
+
+    /// Selects samples: so many that ended in each node. Nodes beyond the end of `self_counts` have none.
+    pub fn select(&mut self, mut self_counts: Vec<u64>) {
+        self_counts.resize(self.profile.nodes.len(), 0);
+        let mut total = self_counts.clone();
+        sum_upwards(&mut total, |at| parent(self.profile, at));
+        (self.self_counts, self.total) = (self_counts, total);
+    }
+
+    /// Selects some samples of the timeline: of a span of time, of a thread.
+    pub fn select_samples<'t>(&mut self, samples: impl Iterator<Item = &'t TimelineSample>) {
+        let mut self_counts = vec![0; self.profile.nodes.len()];
+        for sample in samples {
+            if let Some(count) = self_counts.get_mut(sample.node as usize) {
+                *count += 1;
+            }
+        }
+        self.select(self_counts);
+    }
+
+    /// Samples selected.
+    pub fn samples(&self) -> u64 {
+        self.total.first().copied().unwrap_or(0)
+    }
+
+    /// How many functions there are, selected or not.
+    pub fn len(&self) -> usize {
+        self.frames.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.frames.is_empty()
+    }
+
+    /// A frame of the function, for its name and location.
+    ///
+    /// # Panics
+    /// If there is no such function.
+    pub fn frame(&self, function: FunctionId) -> &'a Frame {
+        self.frames[function as usize]
+    }
+
+    /// The function of a node; `None` for processes, threads and the root.
+    pub fn function(&self, node: NodeId) -> Option<FunctionId> {
+        let frame = self.profile.nodes.get(node as usize)?.frame;
+        let function = *self.function_of.get(frame as usize)?;
+        (function != NONE).then_some(function)
+    }
+
+    /// Selected samples of a node: ended there; there and below.
+    pub fn node(&self, node: NodeId) -> SelfTotal {
+        SelfTotal {
+            self_count: self.self_counts[node as usize],
+            total: self.total[node as usize],
+        }
+    }
+
+    /// Nodes called from a node, in the order of the profile.
+    pub fn children(&self, node: NodeId) -> &[NodeId] {
+        &self.children[self.starts[node as usize] as usize..self.starts[node as usize + 1] as usize]
+    }
+
+    /// Self and total of each function, by its number.
+    pub fn functions(&self) -> Vec<SelfTotal> {
+        self.tally(self.frames.len(), |node| self.function(node))
+    }
+
+    /// Self and total of groups of functions; `of_function` has the group of each, a number below `groups`.
+    pub fn group(&self, groups: usize, of_function: &[u32]) -> Vec<SelfTotal> {
+        self.tally(groups, |node| of_function.get(self.function(node)? as usize).copied())
+    }
+
+    /// Self and total of each module: a library or program, a Python file, `[kernel]`; those selected, in no order.
+    pub fn modules(&self) -> Vec<(&'a str, SelfTotal)> {
+        let mut names = Vec::new();
+        let mut known: HashMap<&str, u32> = HashMap::new();
+        let of_function = self.frames.iter().map(|frame| {
+            let name = module(frame);
+            *known.entry(name).or_insert_with(|| {
+                names.push(name);
+                names.len() as u32 - 1
+            })
+        });
+        let of_function: Vec<u32> = of_function.collect();
+        let counts = self.group(names.len(), &of_function);
+        let rows = names.into_iter().zip(counts);
+        rows.filter(|(_, counts)| counts.total > 0).collect()
+    }
+
+    /// Self and total by things that nodes are part of, numbered below `keys`.
+    fn tally(&self, keys: usize, key: impl Fn(NodeId) -> Option<u32>) -> Vec<SelfTotal> {
+        let mut counts = vec![SelfTotal::default(); keys];
+        let mut open = vec![0u32; keys];
+        self.walk(|step| match step {
+            TreeStep::Enter(node) => {
+                let Some(key) = key(node).map(|k| k as usize) else {
+                    return;
+                };
+                counts[key].self_count += self.self_counts[node as usize];
+                if open[key] == 0 {
+                    counts[key].total += self.total[node as usize];
+                }
+                open[key] += 1;
+            }
+            TreeStep::Leave(node) => {
+                if let Some(key) = key(node) {
+                    open[key as usize] -= 1;
+                }
+            }
+        });
+        counts
+    }
+
+    /// All calls between functions, in no order. A recursive function calls itself.
+    pub fn calls(&self) -> Vec<CallEdge> {
+        let mut calls: Vec<(CallEdge, u32)> = Vec::new();
+        let mut known: FxHashMap<(FunctionId, FunctionId), usize> = FxHashMap::default();
+        // Functions from the root to here, and the calls between them.
+        let mut path: Vec<(FunctionId, usize)> = Vec::new();
+        self.walk(|step| match step {
+            TreeStep::Enter(node) => {
+                let Some(callee) = self.function(node) else { return };
+                let caller = path.last().map(|(function, _)| *function);
+                let at = *known.entry((caller.unwrap_or(NONE), callee)).or_insert_with(|| {
+                    let counts = SelfTotal::default();
+                    calls.push((CallEdge { caller, callee, counts }, 0));
+                    calls.len() - 1
+                });
+                let (call, open) = &mut calls[at];
+                call.counts.self_count += self.self_counts[node as usize];
+                if *open == 0 {
+                    call.counts.total += self.total[node as usize];
+                }
+                *open += 1;
+                path.push((callee, at));
+            }
+            TreeStep::Leave(node) => {
+                if self.function(node).is_some()
+                    && let Some((_, at)) = path.pop()
+                {
+                    calls[at].1 -= 1;
+                }
+            }
+        });
+        calls.into_iter().map(|(call, _)| call).collect()
+    }
+
+    /// Self and total by line, unordered, of all samples regardless of the selection. Samples at an unknown line have
+    /// line 0.
+    ///
+    /// Where a function calls itself from several lines, the profile does not have which samples have one line twice on
+    /// their stack; total is then a lower bound.
+    pub fn lines(&self) -> Vec<LineCounts> {
+        let self_counts = self.profile.self_counts();
+        let mut rows: Vec<(LineCounts, u64)> = Vec::new();
+        let mut known: FxHashMap<(FunctionId, u32), usize> = FxHashMap::default();
+        // What each node on the path has changed: row, and what was covered before.
+        let mut undo: Vec<(usize, u64)> = Vec::new();
+        let mut marks = Vec::new();
+        self.walk(|step| match step {
+            TreeStep::Enter(node) => {
+                marks.push(undo.len());
+                let Some(function) = self.function(node) else { return };
+                let (node, self_count) = (&self.profile.nodes[node as usize], self_counts[node as usize]);
+                let self_lines = node.self_lines_of(self_count);
+                let without = |lines: &mut dyn Iterator<Item = &u64>, all: u64| {
+                    lines.fold(all, |rest, count| rest.saturating_sub(*count))
+                };
+                let rest = without(&mut node.lines.values(), node.count);
+                let self_rest = without(&mut self_lines.values(), self_count);
+                let lines = node.lines.iter().map(|(line, count)| {
+                    let self_count = self_lines.get(line).copied().unwrap_or(0);
+                    (*line, *count, self_count)
+                });
+                for (line, total, self_count) in lines.chain((rest > 0).then_some((0, rest, self_rest))) {
+                    let at = *known.entry((function, line)).or_insert_with(|| {
+                        let counts = SelfTotal::default();
+                        rows.push((LineCounts { function, line, counts }, 0));
+                        rows.len() - 1
+                    });
+                    let (row, covered) = &mut rows[at];
+                    row.counts.self_count += self_count;
+                    row.counts.total += total.saturating_sub(*covered);
+                    undo.push((at, *covered));
+                    *covered = total.max(*covered);
+                }
+            }
+            TreeStep::Leave(_) => {
+                for (at, covered) in undo.drain(marks.pop().unwrap_or(0)..).rev() {
+                    rows[at].1 = covered;
+                }
+            }
+        });
+        let at_least_self = |(mut row, _): (LineCounts, u64)| {
+            row.counts.total = row.counts.total.max(row.counts.self_count);
+            row
+        };
+        rows.into_iter().map(at_least_self).collect()
+    }
+
+    /// Visits all nodes with selected samples, depth first, without recursion.
+    fn walk(&self, mut visit: impl FnMut(TreeStep)) {
+        if self.samples() == 0 {
+            return;
+        }
+        let mut path: Vec<(NodeId, usize)> = vec![(0, 0)];
+        visit(TreeStep::Enter(0));
+        while let Some((node, next)) = path.last_mut() {
+            match self.children(*node).get(*next) {
+                Some(child) => {
+                    *next += 1;
+                    if self.total[*child as usize] > 0 {
+                        visit(TreeStep::Enter(*child));
+                        path.push((*child, 0));
+                    }
+                }
+                None => {
+                    visit(TreeStep::Leave(*node));
+                    path.pop();
+                }
+            }
+        }
+    }
+}
+
+/// Library or program of native code, file of Python code.
+pub fn module(frame: &Frame) -> &str {
+    match frame.kind {
+        FrameKind::Python => &frame.filename,
+        FrameKind::Truncated => "[truncated]",
+        FrameKind::Task => "[task]",
+        FrameKind::Worker => "[worker thread]",
+        FrameKind::State => "[off CPU]",
+        _ if frame.module.is_empty() => "[unmapped]",
+        _ => &frame.module,
+    }
+}
+
+/// Samples of a thread.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ThreadSamples {
+    pub pid: u32,
+    pub tid: u32,
+    /// Last known name; may be empty.
+    pub name: String,
+    pub samples: u64,
+}
+
+/// Samples of each thread by the timeline, ordered by number; none if the profile has no timeline.
+pub fn threads(profile: &Profile) -> Vec<ThreadSamples> {
+    let mut counts: FxHashMap<(u32, u32), u64> = FxHashMap::default();
+    for (at, sample) in profile.timeline.iter().enumerate() {
+        let count: &mut u64 = counts.entry((sample.pid, sample.tid)).or_default();
+        *count = count.saturating_add(profile.sample_amount(0, at));
+    }
+    let names = profile.meta.threads.iter();
+    let names: FxHashMap<_, _> = names.map(|(pid, tid, name)| ((*pid, *tid), name)).collect();
+    let thread = |((pid, tid), samples)| ThreadSamples {
+        pid,
+        tid,
+        name: names.get(&(pid, tid)).map_or(String::new(), |name| name.to_string()),
+        samples,
+    };
+    let mut rows: Vec<ThreadSamples> = counts.into_iter().map(thread).collect();
+    rows.sort_by_key(|thread| (thread.pid, thread.tid));
+    rows
+}
+
+fn parent(profile: &Profile, at: usize) -> Option<usize> {
+    let node = &profile.nodes[at];
+    let parent = node.parent as usize;
+    (parent < at && (node.frame as usize) < profile.frames.len()).then_some(parent)
+}
+
+fn index_children(profile: &Profile) -> (Vec<u32>, Vec<NodeId>) {
+    let count = profile.nodes.len();
+    let mut starts = vec![0u32; count + 1];
+    for at in 1..count {
+        if let Some(parent) = parent(profile, at) {
+            starts[parent + 1] += 1;
+        }
+    }
+    for at in 1..starts.len() {
+        starts[at] += starts[at - 1];
+    }
+    let mut free = starts.clone();
+    let mut children = vec![0; starts[count] as usize];
+    for at in 1..count {
+        if let Some(parent) = parent(profile, at) {
+            children[free[parent] as usize] = at as NodeId;
+            free[parent] += 1;
+        }
+    }
+    (starts, children)
+}
+
+#[cfg(test)]
+mod tests;

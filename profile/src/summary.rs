@@ -1,0 +1,446 @@
+//! The summary at the end of a recording: samples expected, taken and lost, quality of the stacks, overhead.
+
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::time::Duration;
+
+use crate::escape::{self, line};
+use crate::lags::Lag;
+use crate::model::{Frame, FrameKind, Meta, ModuleMeta, Profile, Quality};
+use crate::values::{Unit, ValueType};
+use crate::waits;
+
+/// The block as text, a line each.
+pub fn block(meta: &Meta, written: &str) -> String {
+    let (meta, written) = (&printable(meta), line(written));
+    let q = &meta.quality;
+    let mut out = String::new();
+    let expected = if q.expected > 0 {
+        format!("{} expected, ", q.expected)
+    } else {
+        String::new()
+    };
+    // Of samples by CPU time: others are not due at a rate.
+    let rate = if q.expected > 0 && meta.target_cpu > 0.0 {
+        format!("; rate {:.1} of {} Hz", q.taken as f64 / meta.target_cpu, meta.rate)
+    } else {
+        String::new()
+    };
+    let _ = writeln!(
+        out,
+        "nativeprof: {} in {:.1} s ({expected}{} lost){rate}",
+        counted(q.taken, "samples"),
+        meta.duration,
+        q.lost
+    );
+    let stacks = if q.taken == 0 && meta.is_of_gil_holders() {
+        "none: no sampled thread held the GIL".into()
+    } else {
+        stacks(q)
+    };
+    let _ = writeln!(out, "  stacks:   {stacks}");
+    if let Some(stopped) = &meta.stopped {
+        let (median, longest) = (stopped.median_us, stopped.max_us);
+        let _ = writeln!(out, "  stopped:  median {median} µs, longest {longest} µs");
+    }
+    let python = if meta.python.is_empty() {
+        "none found (CPython 3.6 and later)"
+    } else {
+        &meta.python
+    };
+    let _ = writeln!(out, "  python:   {python}");
+    let _ = writeln!(out, "  symbols:  {}", symbols(meta));
+    let _ = writeln!(out, "  overhead: {}", overhead(meta));
+    let _ = write!(out, "  written:  {written}");
+    out
+}
+
+/// CPU time of nativeprof: of sampling, which grows with the samples, and of the rest.
+fn overhead(meta: &Meta) -> String {
+    let per_sample = |seconds: f64, more: &str| match meta.quality.taken {
+        0 => String::new(),
+        taken => format!(" ({:.0} µs per sample{more})", seconds * 1e6 / taken as f64),
+    };
+    match meta.sampling_cpu {
+        sampling if sampling > 0.0 => format!(
+            "{sampling:.2} s CPU to sample{}, {:.2} s to start and to write",
+            per_sample(sampling, ""),
+            (meta.profiler_cpu - sampling).max(0.0)
+        ),
+        _ => format!(
+            "{:.2} s CPU{}",
+            meta.profiler_cpu,
+            per_sample(meta.profiler_cpu, ", including startup and shutdown")
+        ),
+    }
+}
+
+/// What to do where little was seen of a recording of CPU time, because the target seldom ran or its children did the
+/// work; `None` elsewhere and for other events. `children`: CPU time of child processes that were not sampled.
+pub fn advice(meta: &Meta, children: Duration) -> Option<String> {
+    let own = meta.target_cpu;
+    let children = children.as_secs_f64();
+    if children > own && children > 0.1 * meta.duration {
+        return Some(format!(
+            "  hint:     its child processes used {children:.2} s of CPU time, the process itself {own:.2} s: add --subprocesses"
+        ));
+    }
+    let is_idle = meta.duration >= 0.5 && own < 0.1 * meta.duration;
+    is_idle.then(|| {
+        format!(
+            "  hint:     the target used {own:.2} s of CPU time in {:.1} s; to see what it waited for, add --mode wall",
+            meta.duration
+        )
+    })
+}
+
+/// `  time:     on CPU 3.10 s, runnable 0.21 s, waiting 17.30 s (sleep 12.20 s, gil 5.10 s)`, summed over threads; `None`
+/// for a profile of CPU time.
+pub fn thread_states(profile: &Profile) -> Option<String> {
+    let wall = profile.find_value("wall")?;
+    profile.find_value("off_cpu")?;
+    let (mut running, mut runnable, mut throttled) = (0u64, 0u64, 0u64);
+    let mut waiting = BTreeMap::<&str, u64>::new();
+    // Stacks of wakers may be below a state.
+    let states = waits::states(profile);
+    for ((at, state), amount) in profile.nodes.iter().zip(states).zip(profile.self_amounts(wall)) {
+        let node = if state == 0 { at } else { &profile.nodes[state as usize] };
+        let frame = &profile.frames[node.frame as usize];
+        let label = frame.name.trim_matches(['[', ']']);
+        match label.strip_prefix("waiting: ").unwrap_or(label) {
+            _ if frame.kind != FrameKind::State => running += amount,
+            "runnable" => runnable += amount,
+            "throttled" => throttled += amount,
+            kind => *waiting.entry(without_peer(kind)).or_default() += amount,
+        }
+    }
+    let mut kinds: Vec<(&str, u64)> = waiting.into_iter().collect();
+    kinds.sort_by_key(|(kind, time)| (Reverse(*time), *kind));
+    let show = |time: u64| Unit::Nanoseconds.show(time);
+    let total = kinds.iter().map(|(_, time)| time).sum();
+    let named: Vec<String> = kinds
+        .iter()
+        .map(|(kind, time)| format!("{kind} {}", show(*time)))
+        .collect();
+    let (running, runnable, waiting) = (show(running), show(runnable), show(total));
+    let kinds = match named.is_empty() {
+        true => String::new(),
+        false => format!(" ({})", named.join(", ")),
+    };
+    let throttled = match throttled {
+        0 => String::new(),
+        time => format!(", throttled {}", show(time)),
+    };
+    Some(format!(
+        "  time:     on CPU {running}, runnable {runnable}{throttled}, waiting {waiting}{kinds}"
+    ))
+}
+
+/// `read socket 127.0.0.1:5432` -> `read socket`, `accept 0.0.0.0:80` -> `accept`, `lock threading.RLock` -> `lock`.
+fn without_peer(kind: &str) -> &str {
+    let words = match kind.split(' ').next() {
+        Some("read" | "write") => 2,
+        Some("connect" | "accept" | "lock" | "condition" | "futex") => 1,
+        _ => return kind,
+    };
+    let end = kind.match_indices(' ').nth(words - 1).map(|(at, _)| at);
+    end.and_then(|at| kind.get(..at)).unwrap_or(kind)
+}
+
+/// `  names:    2 functions have names or files longer than 4096 characters: they are cut ...`; `None` if there are none.
+pub fn cut_names(profile: &Profile) -> Option<String> {
+    let is_cut = |frame: &&Frame| escape::is_cut(&frame.name) || escape::is_cut(&frame.filename);
+    let cut = profile.frames.iter().filter(is_cut).count() as u64;
+    (cut > 0).then(|| {
+        let functions = counted(cut, "functions");
+        format!("  names:    {functions} with a name or file longer than 4096 characters: cut, with length and hash at the end")
+    })
+}
+
+/// `  lag:      3 callbacks blocked an event loop for 50.00 ms or more; the longest: 80.12 ms in [task: job] block (a.py:7)`
+pub fn lags(lags: &[Lag], threshold: u64) -> String {
+    let show = |time| Unit::Nanoseconds.show(time);
+    let Some(longest) = lags.iter().max_by_key(|lag| lag.length) else {
+        return format!(
+            "  lag:      no callback blocked an event loop for {} or more",
+            show(threshold)
+        );
+    };
+    let task = match &*longest.task {
+        "" => String::new(),
+        name => format!("[task: {name}] "),
+    };
+    format!(
+        "  lag:      {} callback{} blocked an event loop for {} or more; the longest: {} in {}",
+        lags.len(),
+        if lags.len() == 1 { "" } else { "s" },
+        show(threshold),
+        show(longest.length),
+        line(&format!("{task}{}", longest.function))
+    )
+}
+
+/// `  tasks:    99.8% of 1204 samples in coroutines and greenlets have their task`; the others ran a task that was gone when it was
+/// read, or a coroutine of another library.
+pub fn tasks(with: u64, without: u64) -> String {
+    match with + without {
+        0 => "  tasks:    no sample was in a coroutine or greenlet".into(),
+        all => format!(
+            "  tasks:    {} of {} in coroutines and greenlets have their task",
+            percent(with, all),
+            counted(all, "samples")
+        ),
+    }
+}
+
+/// `  GIL:      held in 1204 of 1530 samples; the others are not in the profile`: for recordings of its holders only. `unknown`: of the
+/// samples that are left out, those for which it is not known. `python` is [`Meta::python`].
+pub fn gil(held: u64, left_out: u64, unknown: u64, python: &str) -> String {
+    let all = held + left_out;
+    let mut line = format!(
+        "  GIL:      held in {held} of {}; the others are not in the profile",
+        counted(all, "samples")
+    );
+    if unknown > 0 {
+        line += &format!(" ({unknown} without a known GIL: not CPython 3.7 or later, or starting)");
+    }
+    let is_free_threaded = python.split(' ').nth(1).is_some_and(|version| version.ends_with('t'));
+    if held == 0 && is_free_threaded {
+        line += "\nnativeprof: this is a free-threaded build of CPython, which has no GIL unless PYTHON_GIL=1 or an extension \
+                 module turns it on: record without --gil";
+    }
+    line
+}
+
+/// The same with names escaped for terminals.
+fn printable(meta: &Meta) -> Meta {
+    let mut meta = meta.clone();
+    meta.python = line(&meta.python).into_owned();
+    for module in &mut meta.modules {
+        module.path = line(&module.path).into_owned();
+        module.symbols_from = line(&module.symbols_from).into_owned();
+        module.symbols_missing = line(&module.symbols_missing).into_owned();
+    }
+    meta
+}
+
+/// `exact 1998 (99.90 %), repaired 1, partial 1 (stack page not present: 1)`
+pub fn stacks(q: &Quality) -> String {
+    if q.taken == 0 {
+        let why = match (q.expected, q.lost) {
+            (0, _) => "the target used no CPU time, or too little for a sample; try a higher --rate",
+            (_, 0) => "the target used too little CPU time for a sample; try a higher --rate",
+            _ => "all samples were lost",
+        };
+        return format!("none: {why}");
+    }
+    let mut text = format!("exact {} ({})", q.exact, percent(q.exact, q.taken));
+    let _ = write!(text, ", repaired {}, partial {}", q.repaired, q.partial);
+    if !q.reasons.is_empty() {
+        let reasons: Vec<_> = q.reasons.iter().map(|(why, n)| format!("{why}: {n}")).collect();
+        let _ = write!(text, " ({})", reasons.join(", "));
+    }
+    text
+}
+
+/// A number and what it counts, a noun with the plural in -s: `1 sample`, `2 samples`.
+pub fn counted(count: impl Into<u64>, plural: &str) -> String {
+    match count.into() {
+        1 => format!("1 {}", plural.strip_suffix('s').unwrap_or(plural)),
+        count => format!("{count} {plural}"),
+    }
+}
+
+/// An amount of a value type: `1 sample`, `1.20 s cpu`.
+pub fn amount(kind: &ValueType, amount: u64) -> String {
+    match kind.unit {
+        Unit::Count => counted(amount, &kind.name),
+        unit => format!("{} {}", unit.show(amount), kind.name),
+    }
+}
+
+/// Share in percent, rounded down, so that 100 means all.
+pub fn percent(part: u64, total: u64) -> String {
+    let hundredths = (u128::from(part) * 10_000 / u128::from(total.max(1))) as u64;
+    format!("{}.{:02} %", hundredths / 100, hundredths % 100)
+}
+
+/// Files with the most samples, shown even if no symbol is missing in them.
+const ROWS: usize = 3;
+
+/// The number of files, then a line for each file with many samples or missing symbols. The profile has the complete
+/// table.
+fn symbols(meta: &Meta) -> String {
+    let count = meta.modules.len();
+    let mut text = format!("from {count} file{}", if count == 1 { "" } else { "s" });
+    // Earlier versions recorded missing symbols only for files that had none.
+    let is_unnamed = |m: &&ModuleMeta| m.unnamed > 0 || m.symbols_from.starts_with("none");
+    let rest = meta.modules.iter().skip(ROWS).filter(is_unnamed);
+    for m in meta.modules.iter().take(ROWS).chain(rest) {
+        let _ = write!(text, "\n            {}", row(m));
+    }
+    text
+}
+
+/// `libssl.so.3: 812 samples; exported symbols; no /usr/lib/debug/.build-id/ab/cdef.debug`
+fn row(m: &ModuleMeta) -> String {
+    let name = m.path.rsplit('/').next().unwrap_or(&m.path);
+    let mut text = format!("{name}: {}; {}", counted(m.samples, "samples"), m.symbols_from);
+    if m.unnamed > 0 && !m.symbols_from.starts_with("none") {
+        let _ = write!(
+            text,
+            "; {} of {} without a symbol",
+            m.unnamed,
+            counted(m.frames, "frames")
+        );
+    }
+    if !m.symbols_missing.is_empty() {
+        let _ = write!(text, "; {}", m.symbols_missing);
+    }
+    if m.symbols_from.starts_with("none") && !m.build_id.is_empty() {
+        let _ = write!(text, "; build id {}", m.build_id);
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn percent_is_never_rounded_up() {
+        assert_eq!(percent(999_999, 1_000_000), "99.99 %");
+        assert_eq!(percent(5, 5), "100.00 %");
+        assert_eq!(percent(0, 0), "0.00 %");
+        assert_eq!(
+            [0u64, 1, 2].map(|n| counted(n, "calls")),
+            ["0 calls", "1 call", "2 calls"]
+        );
+    }
+
+    #[test]
+    fn sockets_are_summed_up() {
+        for (kind, sum) in [
+            ("read socket 127.0.0.1:5432", "read socket"),
+            ("write socket", "write socket"),
+            ("read", "read"),
+            ("accept 0.0.0.0:80", "accept"),
+            ("page fault", "page fault"),
+        ] {
+            assert_eq!(without_peer(kind), sum);
+        }
+    }
+
+    #[test]
+    fn no_samples_have_a_reason() {
+        let check = |expected, lost, why| {
+            let q = Quality {
+                expected,
+                lost,
+                ..Quality::default()
+            };
+            assert!(stacks(&q).contains(why), "{}", stacks(&q));
+        };
+        check(0, 0, "used no CPU time");
+        check(275, 0, "too little CPU time");
+        check(275, 275, "all samples were lost");
+    }
+
+    #[test]
+    fn no_samples_have_no_cost_each() {
+        let shown = |taken, sampling_cpu| {
+            let mut meta = Meta {
+                profiler_cpu: 0.03,
+                sampling_cpu,
+                ..Meta::default()
+            };
+            meta.quality.taken = taken;
+            overhead(&meta)
+        };
+        assert_eq!(shown(0, 0.01), "0.01 s CPU to sample, 0.02 s to start and to write");
+        assert_eq!(shown(0, 0.0), "0.03 s CPU");
+        assert_eq!(
+            shown(100, 0.01),
+            "0.01 s CPU to sample (100 µs per sample), 0.02 s to start and to write"
+        );
+    }
+
+    #[test]
+    fn builds_without_a_gil_are_explained() {
+        let explains = |held, python| gil(held, 7, 0, python).contains("free-threaded");
+        assert!(explains(0, "CPython 3.14.7t (python3.14t)"));
+        assert!(!explains(3, "CPython 3.14.7t (python3.14t)"));
+        assert!(!explains(0, "CPython 3.14.7 (python3.14)"));
+        assert!(!explains(0, ""));
+    }
+
+    #[test]
+    fn little_seen_has_an_explanation() {
+        let check = |target_cpu, duration, children, words: Option<&str>| {
+            let meta = Meta {
+                event: "cpu-clock".into(),
+                rate: 100,
+                duration,
+                target_cpu,
+                ..Meta::default()
+            };
+            let said = advice(&meta, Duration::from_secs_f64(children));
+            match words {
+                Some(words) => assert!(said.as_ref().is_some_and(|s| s.contains(words)), "{said:?}"),
+                None => assert_eq!(said, None),
+            }
+        };
+        check(0.04, 1.8, 0.0, Some("used 0.04 s of CPU time in 1.8 s"));
+        check(1.0, 1.8, 0.5, None);
+        check(0.04, 0.3, 0.0, None);
+        check(
+            0.04,
+            1.8,
+            1.5,
+            Some("used 1.50 s of CPU time, the process itself 0.04 s: add --subprocesses"),
+        );
+        check(1.6, 1.8, 3.0, Some("--subprocesses"));
+        check(0.0, 0.0, 0.0, None);
+    }
+
+    #[test]
+    fn the_table_shows_what_matters() {
+        let module = |path: &str, samples, names: &str| ModuleMeta {
+            path: path.into(),
+            build_id: "abcd".into(),
+            symbols_from: names.into(),
+            symbols_missing: if names == "DWARF" { "" } else { "no /usr/lib/debug/x" }.into(),
+            frames: samples,
+            unnamed: if names == "DWARF" { 0 } else { samples / 10 + 1 },
+            samples,
+            ..ModuleMeta::default()
+        };
+        let mut modules = vec![
+            module("/usr/bin/a", 90, "DWARF"),
+            module("/lib/b", 80, "exported symbols"),
+            module("/lib/c", 70, "none: no symbols in the file"),
+            module("/lib/d", 60, "DWARF"),
+            module("/lib/f", 50, "exported symbols"),
+        ];
+        modules.extend((0..5).map(|i| module(&format!("/lib/e{i}"), 9 - i, "none: no symbols in the file")));
+        let text = symbols(&Meta {
+            modules,
+            ..Meta::default()
+        });
+        let none = "none: no symbols in the file; no /usr/lib/debug/x; build id abcd";
+        let expected = [
+            "from 10 files".to_string(),
+            "a: 90 samples; DWARF".into(),
+            "b: 80 samples; exported symbols; 9 of 80 frames without a symbol; no /usr/lib/debug/x".into(),
+            format!("c: 70 samples; {none}"),
+            "f: 50 samples; exported symbols; 6 of 50 frames without a symbol; no /usr/lib/debug/x".into(),
+            format!("e0: 9 samples; {none}"),
+            format!("e1: 8 samples; {none}"),
+            format!("e2: 7 samples; {none}"),
+            format!("e3: 6 samples; {none}"),
+            format!("e4: 5 samples; {none}"),
+        ];
+        assert_eq!(text, expected.join("\n            "));
+    }
+}
