@@ -55,7 +55,8 @@ pub struct ObjectLayout {
     pub type_dictoffset: u16,
     /// Keys that the instances of a class share (`ht_cached_keys`).
     pub type_keys: u16,
-    pub instance_dict: InstanceDict,
+    /// `None`: no type has the flag (3.10 and earlier).
+    pub instance_dict: Option<InstanceDict>,
     /// Namespace of a module (`md_dict`).
     pub module_dict: u16,
     /// `ob_size` of variable-size objects, `lv_tag` of integers, the value of others.
@@ -122,9 +123,10 @@ impl ObjectLayout {
                     _ => 888,
                 },
             instance_dict: match minor {
-                ..=11 => InstanceDict::ValuesAndDict { values: 32, dict: 24 },
-                12 => InstanceDict::ValuesOrDict(24),
-                _ => InstanceDict::DictOrInline(if runtime.free_threaded { 8 } else { 24 }),
+                ..=10 => None,
+                11 => Some(InstanceDict::ValuesAndDict { values: 32, dict: 24 }),
+                12 => Some(InstanceDict::ValuesOrDict(24)),
+                _ => Some(InstanceDict::DictOrInline(if runtime.free_threaded { 8 } else { 24 })),
             },
             module_dict: head,
             body: head,

@@ -213,20 +213,20 @@ impl<'a> ThreadNameReader<'a> {
             let keys = self.read_pointer(class, self.objects.type_keys.into())?;
             KeysTable::of_keys(self.memory, &self.objects, keys, Some(values))?.entries(self.memory, MAX_ATTRIBUTES)
         };
-        if flags & MANAGED_DICT == 0 {
-            let offset = self.read_pointer(class, self.objects.type_dictoffset.into())?;
-            return dict(self.read_pointer(object, offset)?);
-        }
-        match self.objects.instance_dict {
-            InstanceDict::ValuesAndDict { values, dict: at } => match before(values)? {
+        match self.objects.instance_dict.filter(|_| flags & MANAGED_DICT != 0) {
+            None => {
+                let offset = self.read_pointer(class, self.objects.type_dictoffset.into())?;
+                dict(self.read_pointer(object, offset)?)
+            }
+            Some(InstanceDict::ValuesAndDict { values, dict: at }) => match before(values)? {
                 0 => dict(before(at)?),
                 values => split(values),
             },
-            InstanceDict::ValuesOrDict(at) => match before(at)? {
+            Some(InstanceDict::ValuesOrDict(at)) => match before(at)? {
                 word if word & 1 == 1 => split(word.checked_add(1)?),
                 word => dict(word),
             },
-            InstanceDict::DictOrInline(at) => match before(at)? {
+            Some(InstanceDict::DictOrInline(at)) => match before(at)? {
                 0 if flags & INLINE_VALUES != 0 => {
                     let size = self.read_pointer(class, self.objects.type_basicsize.into())?;
                     split(

@@ -398,9 +398,8 @@ pub(super) fn task_reader(process: &Process, files: &Files) -> Result<TaskReader
         .map(|(id, _)| files.modules.get(id))
         .filter(|module| may_hold(&module.name()))
         .find_map(|module| module.section(DEBUG_SECTION));
-    let memory = process.live_memory(&*files.system);
     let published = published.as_ref().map(|s| &*s.bytes);
-    TaskReader::new(&memory, runtime, interpreter, published)
+    TaskReader::new(runtime, interpreter, published)
 }
 
 /// The thread that runs an event loop, if that can be read.

@@ -54,9 +54,9 @@ pub(super) struct Greenlets {
 }
 
 impl Greenlets {
-    fn reader(&mut self, process: &Process, files: &Files) -> Option<Rc<OtherTasks>> {
+    fn reader(&mut self, process: &Process) -> Option<Rc<OtherTasks>> {
         self.reader
-            .get_or_insert_with(|| other_tasks(process, files).map(Rc::new))
+            .get_or_insert_with(|| other_tasks(process).map(Rc::new))
             .clone()
     }
 
@@ -161,7 +161,7 @@ impl TaskSource for Greenlets {
         });
         let live = s.process.live_memory(&*s.files.system);
         let memory = Pages::new(&live);
-        let reader = self.reader(s.process, s.files);
+        let reader = self.reader(s.process);
         let found = reader.and_then(|reader| reader.greenlet_of_stack(&memory, words, end));
         let Some((slot, greenlet)) = found else {
             return Some(RunningTasks::default());
@@ -194,7 +194,7 @@ impl TaskSource for Greenlets {
         if !self.are_mapped(process, files) {
             return Vec::new();
         }
-        let (Some(reader), Some(interpreter)) = (self.reader(process, files), process.interpreter()) else {
+        let (Some(reader), Some(interpreter)) = (self.reader(process), process.interpreter()) else {
             return Vec::new();
         };
         self.search(&reader, process, files, reading.time);

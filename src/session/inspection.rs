@@ -150,7 +150,7 @@ impl Inspection {
 
     /// What reads the greenlets and the tasks of trio. `None`: the process runs no Python that is known.
     pub fn other_tasks(&self) -> Option<OtherTasks> {
-        trio::other_tasks(self.session.processes.get(self.pid)?, &self.session.files)
+        trio::other_tasks(self.session.processes.get(self.pid)?)
     }
 
     /// The code objects of the process.

@@ -6,7 +6,6 @@ use std::rc::Rc;
 use rustc_hash::FxHashMap;
 
 use super::await_kind::library_kind;
-use super::files::Files;
 use super::process::Process;
 use super::task_source::{
     RunningTask, RunningTasks, TaskDescription, TaskNames, TaskPlace, TaskReading, TaskSample, TaskSource,
@@ -50,9 +49,9 @@ pub(super) struct Trio {
 }
 
 /// What reads the greenlets and the tasks of trio of a process. `None`: it runs no Python that is known.
-pub(super) fn other_tasks(process: &Process, files: &Files) -> Option<OtherTasks> {
+pub(super) fn other_tasks(process: &Process) -> Option<OtherTasks> {
     let (runtime, interpreter) = process.runtime()?;
-    OtherTasks::new(&process.live_memory(&*files.system), runtime, interpreter)
+    OtherTasks::new(runtime, interpreter)
 }
 
 impl Trio {
@@ -91,9 +90,9 @@ impl Trio {
         }
     }
 
-    fn reader(&mut self, process: &Process, files: &Files) -> Option<Rc<OtherTasks>> {
+    fn reader(&mut self, process: &Process) -> Option<Rc<OtherTasks>> {
         self.reader
-            .get_or_insert_with(|| other_tasks(process, files).map(Rc::new))
+            .get_or_insert_with(|| other_tasks(process).map(Rc::new))
             .clone()
     }
 }
@@ -116,7 +115,7 @@ impl TaskSource for Trio {
                 trio_function(&known.name, &known.filename) == Some(TrioFunction::Scheduler)
             })
         })?;
-        let reader = self.reader(s.process, s.files)?;
+        let reader = self.reader(s.process)?;
         let live = s.process.live_memory(&*s.files.system);
         if self.running.len() >= MAX_THREADS {
             self.running.clear();
@@ -171,7 +170,7 @@ impl TaskSource for Trio {
     }
 
     fn suspended(&mut self, reading: &mut TaskReading<'_>) -> Vec<(Tid, SuspendedTrioTask)> {
-        let Some(reader) = self.reader(reading.process, reading.files) else {
+        let Some(reader) = self.reader(reading.process) else {
             return Vec::new();
         };
         self.search(&reader, reading);

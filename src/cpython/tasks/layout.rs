@@ -7,8 +7,7 @@
 
 use super::super::Runtime;
 use crate::bytes::u64_at;
-use crate::cpython_layout::Interpreter;
-use crate::process::memory::Memory;
+use crate::cpython_layout::Layout;
 
 /// Name of the section with the published offsets.
 pub const DEBUG_SECTION: &str = ".AsyncioDebug";
@@ -80,8 +79,6 @@ pub struct TaskLayout {
     pub minor: u8,
     /// Size of an object's header.
     pub head: u16,
-    /// `sys.modules` of an interpreter.
-    pub interp_modules: u32,
     pub coro: u16,
     /// 3.8 and later.
     pub name: Option<u16>,
@@ -97,8 +94,6 @@ pub struct TaskLayout {
     pub coroutine_name: u16,
     /// `func_closure`
     pub closure: u16,
-    /// `ht_cached_keys`, for types whose instances have their attributes inside (3.11 and later).
-    pub cached_keys: u16,
 }
 
 /// `gi_frame_state` of 3.11 and 3.12; of 3.13 and 3.14; of 3.15.
@@ -123,23 +118,13 @@ const STATES: [StateValues; 3] = [
 impl TaskLayout {
     /// The layout for this interpreter; `published` is the section [`DEBUG_SECTION`], without which lists of tasks of 3.14 and
     /// later are not known. `None` where it is not known: before 3.7, and where what is published is not plausible.
-    pub fn of(
-        memory: &dyn Memory,
-        runtime: &Runtime,
-        python: &Interpreter,
-        published: Option<&[u8]>,
-    ) -> Option<TaskLayout> {
+    pub fn of(runtime: &Runtime, layout: &Layout, published: Option<&[u8]>) -> Option<TaskLayout> {
         let (3, minor @ 7..=15, _) = runtime.version else {
             return None;
         };
-        let head = python.layout.bytes_size;
+        let head = layout.bytes_size;
         let longer = head - 16;
         let task = |normal: u16| normal + longer;
-        // `_Py_DebugOffsets.interpreter_state.imports_modules`
-        let modules_at = |at: u64| {
-            let offset = memory.u64(python.runtime.checked_add(at)?)?;
-            (offset < LARGE && offset % 8 == 0).then_some(offset as u32)
-        };
         let (coro, name, waiter, callback, state) = match minor {
             7 => (112, None, 104, 24, 72),
             8 => (112, Some(120), 104, 24, 72),
@@ -152,15 +137,6 @@ impl TaskLayout {
         let mut layout = TaskLayout {
             minor,
             head,
-            interp_modules: match minor {
-                7 => 40,
-                8 => 56,
-                9 | 10 => 856,
-                11 => 888,
-                12 => 944,
-                13 => modules_at(88)?,
-                _ => modules_at(96)?,
-            },
             coro: task(coro),
             name: name.map(task),
             waiter: task(waiter),
@@ -194,11 +170,6 @@ impl TaskLayout {
                 _ => task(32),
             },
             closure: if minor < 10 { 48 } else { task(72) },
-            cached_keys: match minor {
-                ..=11 => 872,
-                15 => task(888),
-                _ => task(880),
-            },
         };
         if let (14.., Some(published)) = (minor, published) {
             layout.publish(published)?;
@@ -247,7 +218,6 @@ mod tests {
         TaskLayout {
             minor: 14,
             head: 16,
-            interp_modules: 7688,
             coro: 0,
             name: None,
             waiter: 120,
@@ -259,7 +229,6 @@ mod tests {
             stack_top: StackTop::Below(64, 8),
             coroutine_name: 32,
             closure: 72,
-            cached_keys: 880,
         }
     }
 

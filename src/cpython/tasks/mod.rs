@@ -139,11 +139,11 @@ pub struct OtherTasks {
 
 impl OtherTasks {
     /// `None` for a version whose offsets are not known.
-    pub fn new(memory: &dyn Memory, runtime: &Runtime, interpreter: &Interpreter) -> Option<OtherTasks> {
+    pub fn new(runtime: &Runtime, interpreter: &Interpreter) -> Option<OtherTasks> {
         Some(OtherTasks {
             layout: interpreter.layout,
             offsets: ObjectLayout::of(runtime, &interpreter.layout)?,
-            tasks: TaskLayout::of(memory, runtime, interpreter, None)?,
+            tasks: TaskLayout::of(runtime, &interpreter.layout, None)?,
             types: Rc::default(),
         })
     }
@@ -172,16 +172,11 @@ impl TaskReader {
     ///
     /// # Errors
     /// `UnknownVersion`; `NoAsyncio` where only a loaded `_asyncio` can say where its tasks are.
-    pub fn new(
-        memory: &dyn Memory,
-        runtime: &Runtime,
-        interpreter: &Interpreter,
-        published: Option<&[u8]>,
-    ) -> Result<TaskReader, NoTasks> {
+    pub fn new(runtime: &Runtime, interpreter: &Interpreter, published: Option<&[u8]>) -> Result<TaskReader, NoTasks> {
         if published.is_none() && runtime.version >= (3, 14, 0) {
             return Err(NoTasks::NoAsyncio);
         }
-        let layout = TaskLayout::of(memory, runtime, interpreter, published).ok_or(NoTasks::UnknownVersion)?;
+        let layout = TaskLayout::of(runtime, &interpreter.layout, published).ok_or(NoTasks::UnknownVersion)?;
         Ok(TaskReader {
             interpreter: *interpreter,
             objects: ObjectLayout::of(runtime, &interpreter.layout).ok_or(NoTasks::UnknownVersion)?,

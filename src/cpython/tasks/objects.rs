@@ -7,7 +7,7 @@ use std::rc::Rc;
 use rustc_hash::FxHashMap;
 
 use super::layout::TaskLayout;
-use crate::cpython::object_layout::ObjectLayout;
+use crate::cpython::object_layout::{InstanceDict, ObjectLayout};
 use crate::cpython::strings;
 use crate::cpython_layout::Layout;
 use crate::process::memory::Memory;
@@ -366,31 +366,32 @@ impl<'a> Objects<'a> {
     /// Objects/object.c and pycore_object.h.)
     fn attributes(&self, object: u64) -> Option<Vec<(u64, u64)>> {
         let kind = self.type_of(object)?;
-        let head = self.tasks.head;
-        let before = |n: u64| self.memory.u64(object.checked_sub(n)?);
+        let offsets = self.offsets;
+        let before = |n: u16| self.memory.u64(object.checked_sub(n.into())?);
         let inline = |values: u64| {
-            let keys = self.keys(self.pointer(kind.at, self.tasks.cached_keys)?)?;
+            let keys = self.keys(self.pointer(kind.at, offsets.type_keys)?)?;
             self.with_values(&keys, values)
         };
-        if self.tasks.minor < 11 || kind.flags & MANAGED_DICT == 0 {
-            // `tp_dictoffset`; the dictionary is created with the first attribute.
-            let at = self.word(kind.at, head + 272).filter(|at| (1..4096).contains(at))?;
-            return self.dict(self.pointer(object, at as u16)?);
-        }
-        match self.tasks.minor {
-            11 => match before(32)? {
-                0 => self.dict(before(24)?),
+        match offsets.instance_dict.filter(|_| kind.flags & MANAGED_DICT != 0) {
+            None => {
+                // The dictionary is created with the first attribute.
+                let at = self.word(kind.at, offsets.type_dictoffset);
+                let at = at.filter(|at| (1..4096).contains(at))?;
+                self.dict(self.pointer(object, at as u16)?)
+            }
+            Some(InstanceDict::ValuesAndDict { values, dict }) => match before(values)? {
+                0 => self.dict(before(dict)?),
                 values => inline(values),
             },
-            12 => match before(24)? {
+            Some(InstanceDict::ValuesOrDict(at)) => match before(at)? {
                 tagged if tagged & 1 == 1 => inline(tagged.checked_add(1)?),
                 dict => self.dict(dict),
             },
-            _ => match before(if head == 16 { 24 } else { 8 })? {
+            Some(InstanceDict::DictOrInline(at)) => match before(at)? {
                 0 if kind.flags & INLINE_VALUES != 0 => {
-                    // `tp_basicsize`: the values follow the object, after a header of one word.
-                    let size = self.word(kind.at, head + 16).filter(|size| *size < 1 << 16)?;
-                    inline(object.checked_add(size)?.checked_add(8)?)
+                    let size = self.word(kind.at, offsets.type_basicsize);
+                    let end = object.checked_add(size.filter(|size| *size < 1 << 16)?)?;
+                    inline(end.checked_add(offsets.values_first.into())?)
                 }
                 dict => self.dict(dict),
             },

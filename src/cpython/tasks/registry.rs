@@ -24,7 +24,7 @@ pub struct TaskRegistries {
 
 /// The registries of an interpreter. `None`: asyncio is not loaded, or not completely.
 pub fn registries(objects: &Objects<'_>, interpreter: u64) -> Option<TaskRegistries> {
-    let at = interpreter.checked_add(objects.tasks.interp_modules.into())?;
+    let at = interpreter.checked_add(objects.layout.interp_modules.into())?;
     let modules = objects.memory.u64(at)?;
     let namespace_of = |name: &str| objects.first(objects.item(modules, name)?);
     // The package defines this last. Until then, `asyncio.tasks` may have objects that those of `_asyncio` replace.

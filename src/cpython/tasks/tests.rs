@@ -60,9 +60,7 @@ fn layouts_of_all() -> Vec<(Runtime, ObjectLayout, TaskLayout)> {
     let layout = |minor| {
         let runtime = runtime(minor);
         let interpreter = runtime.in_process(0, DEFAULT_DESCRIPTOR).expect("a layout");
-        // 3.13 and later: `imports_modules`
-        let memory = WordMemory(BTreeMap::from([(88, 7656), (96, 7688)]));
-        let tasks = TaskLayout::of(&memory, &runtime, &interpreter, Some(&published())).expect("a known version");
+        let tasks = TaskLayout::of(&runtime, &interpreter.layout, Some(&published())).expect("a known version");
         let objects = ObjectLayout::of(&runtime, &interpreter.layout).expect("a known version");
         (runtime, objects, tasks)
     };
