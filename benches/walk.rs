@@ -9,7 +9,7 @@ use std::time::Instant;
 use nativeprof::cpython::code_object::CodeTable;
 use nativeprof::cpython::frame_groups;
 use nativeprof::cpython::frame_groups::LastFrames;
-use nativeprof::cpython::layouts;
+use nativeprof::cpython::versions;
 use nativeprof::cpython_layout::{ABSENT, Anchor, InstructionEncoding, Layout};
 use nativeprof::event::{RawPyFrame, Sample, StackBytes, WalkStatus};
 use nativeprof::frame::EvalGroups;
@@ -113,7 +113,8 @@ fn sample(l: &Layout, depth: u64) -> Sample {
 fn main() {
     println!("ns per Python frame, best of {RUNS}");
     println!("{:<8} {:>8} {:>8} {:>8}", "CPython", "20 deep", "900 deep", "ratio");
-    for (version, layout) in layouts::ROWS {
+    for facts in versions::ALL {
+        let layout = &facts.layout;
         let memory = Made::new(layout);
         let per_frame = [20, 900].map(|depth| {
             let sample = sample(layout, depth);
@@ -137,7 +138,7 @@ fn main() {
         let [few, many] = per_frame;
         println!(
             "{:<8} {few:>8.1} {many:>8.1} {:>8.2}",
-            format!("{}.{}", version.0, version.1),
+            format!("3.{}", facts.minor),
             many / few
         );
     }

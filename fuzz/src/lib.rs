@@ -49,8 +49,8 @@ impl<'a> Bytes<'a> {
 
     /// The layout of one CPython version.
     pub fn layout(&mut self) -> Layout {
-        let rows = nativeprof::cpython::layouts::ROWS;
-        rows[usize::from(self.u8()) % rows.len()].1
+        let rows = &nativeprof::cpython::versions::ALL;
+        rows[usize::from(self.u8()) % rows.len()].layout
     }
 }
 

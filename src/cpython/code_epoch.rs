@@ -4,6 +4,7 @@
 //! 3.12 and 3.13 number code objects and store the next number (Objects/codeobject.c, `init_code`, v3.12.1 and
 //! v3.13.0); 3.14 counts freed code objects and publishes the counter's offset (debug_offsets.rs).
 
+use super::versions::VersionFacts;
 use crate::cpython_layout::Layout;
 use crate::process::modules::Module;
 
@@ -13,12 +14,21 @@ const CACHE: usize = 65536;
 /// Upper bound for the next number in a file: more code objects than any file contains.
 const MAX_INITIAL_VERSION: u32 = 1 << 20;
 
-/// The layout with the counter's offset added for 3.12 and 3.13, if it is found.
-pub fn found(module: &Module, version: (u8, u8, u8), runtime: u64, layout: Layout) -> Layout {
-    let at = match version {
-        (3, 12, _) => variable(module),
-        (3, 13, _) => field(module),
-        _ => None,
+/// Where the number of the next code object is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CodeNumbers {
+    /// In a variable of its own (3.12).
+    Variable,
+    /// In `_PyRuntime` (3.13).
+    Field,
+}
+
+/// The layout with the offset of that number added where the version has one, if it is found.
+pub fn found(module: &Module, facts: &VersionFacts, runtime: u64, layout: Layout) -> Layout {
+    let at = match facts.code_numbers {
+        Some(CodeNumbers::Variable) => variable(module),
+        Some(CodeNumbers::Field) => field(module),
+        None => None,
     };
     let offset = at.and_then(|at| i32::try_from(at.wrapping_sub(runtime) as i64).ok());
     Layout {

@@ -339,7 +339,7 @@ fn read_once(memory: &dyn Memory, layout: &Layout, avma: u64, print: u32) -> Opt
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cpython::layouts;
+    use crate::cpython::versions;
     use crate::event::Part;
     use crate::process::memory::NoMemory;
 
@@ -389,7 +389,7 @@ mod tests {
 
     #[test]
     fn lines_of_large_tables_are_right_or_unknown() {
-        let (_, layout) = layouts::ROWS.iter().find(|(v, _)| *v == (3, 11)).expect("a row");
+        let layout = &versions::find((3, 11, 0)).expect("a row").layout;
         // Each code unit is on a line of its own.
         for (size, line) in [
             (2_000, Some(1007)),
@@ -412,7 +412,7 @@ mod tests {
 
     #[test]
     fn copied_code_objects_are_named_after_they_are_freed() {
-        let (_, layout) = layouts::ROWS.iter().find(|(v, _)| *v == (3, 11)).expect("a row");
+        let layout = &versions::find((3, 11, 0)).expect("a row").layout;
         for (with_lines, line) in [(true, Some(8)), (false, None)] {
             let mut codes = CodeTable::default();
             codes.update_process(1, &NoMemory, layout, &copied(layout, with_lines));
@@ -443,7 +443,7 @@ mod tests {
 
     #[test]
     fn unreadable_code_objects_are_reported_as_gone() {
-        let (_, layout) = &layouts::ROWS[0];
+        let layout = &versions::ALL[0].layout;
         for pid in [0, 1, Pid::MAX] {
             for (avma, print) in [(0, 0), (0, 1), (16, 0), (u64::MAX, u32::MAX)] {
                 let seen = CodeTable::default().observe(pid, &NoMemory, layout, avma, print);

@@ -1,6 +1,6 @@
 //! `_Py_DebugOffsets`: the offsets that CPython 3.13 and later publish themselves (Include/internal/pycore_runtime.h,
 //! v3.13.0; pycore_debug_offsets.h, v3.14.0 and v3.15.0). Read from the file's image, checked, and preferred to those
-//! of layouts.rs.
+//! of `versions`, whose files say where they are.
 
 use crate::cpython_layout::{ABSENT, Layout};
 use crate::process::modules::Module;
@@ -12,121 +12,39 @@ const SMALL: u64 = 1024;
 const LARGE: u64 = 1 << 24;
 
 /// Position in bytes of each offset in the table of one minor version; the table does not describe itself.
-#[derive(Clone, Copy)]
-struct OffsetPositions {
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OffsetPositions {
     /// Total bytes of the table.
-    size: usize,
-    interp_modules: usize,
-    interp_generation: usize,
-    tstate_next: usize,
-    tstate_interp: usize,
-    tstate_first: usize,
-    tstate_base_frame: usize,
-    tstate_thread_id: usize,
-    frame_previous: usize,
-    frame_code: usize,
-    frame_instr: usize,
-    frame_owner: usize,
-    frame_copy: usize,
-    code_filename: usize,
-    code_name: usize,
-    code_qualname: usize,
-    code_linetable: usize,
-    code_firstlineno: usize,
-    code_adaptive: usize,
-    code_copies: usize,
-    bytes_size: usize,
-    bytes_data: usize,
-    str_state: usize,
-    str_length: usize,
-    str_ascii_data: usize,
-    str_compact_data: usize,
+    pub size: usize,
+    pub interp_modules: usize,
+    pub interp_generation: usize,
+    pub tstate_next: usize,
+    pub tstate_interp: usize,
+    pub tstate_first: usize,
+    pub tstate_base_frame: usize,
+    pub tstate_thread_id: usize,
+    pub frame_previous: usize,
+    pub frame_code: usize,
+    pub frame_instr: usize,
+    pub frame_owner: usize,
+    pub frame_copy: usize,
+    pub code_filename: usize,
+    pub code_name: usize,
+    pub code_qualname: usize,
+    pub code_linetable: usize,
+    pub code_firstlineno: usize,
+    pub code_adaptive: usize,
+    pub code_copies: usize,
+    pub bytes_size: usize,
+    pub bytes_data: usize,
+    pub str_state: usize,
+    pub str_length: usize,
+    pub str_ascii_data: usize,
+    pub str_compact_data: usize,
 }
 
 /// The table does not contain this offset. (The word at 0 is the cookie.)
-const UNPUBLISHED: usize = 0;
-
-const V3_13: OffsetPositions = OffsetPositions {
-    size: 584,
-    interp_modules: 88,
-    interp_generation: UNPUBLISHED,
-    tstate_next: 168,
-    tstate_interp: 176,
-    tstate_first: 184,
-    tstate_base_frame: UNPUBLISHED,
-    tstate_thread_id: 192,
-    frame_previous: 232,
-    frame_code: 240,
-    frame_instr: 248,
-    frame_owner: 264,
-    frame_copy: UNPUBLISHED,
-    code_filename: 280,
-    code_name: 288,
-    code_qualname: 296,
-    code_linetable: 304,
-    code_firstlineno: 312,
-    code_adaptive: 344,
-    code_copies: UNPUBLISHED,
-    bytes_size: 520,
-    bytes_data: 528,
-    str_state: 544,
-    str_length: 552,
-    str_ascii_data: 560,
-    str_compact_data: UNPUBLISHED,
-};
-
-const V3_14: OffsetPositions = OffsetPositions {
-    size: 760,
-    interp_modules: 96,
-    interp_generation: 160,
-    tstate_next: 192,
-    tstate_interp: 200,
-    tstate_first: 208,
-    tstate_thread_id: 216,
-    frame_previous: 256,
-    frame_code: 264,
-    frame_instr: 272,
-    frame_owner: 288,
-    frame_copy: 304,
-    code_filename: 320,
-    code_name: 328,
-    code_qualname: 336,
-    code_linetable: 344,
-    code_firstlineno: 352,
-    code_adaptive: 384,
-    code_copies: 392,
-    bytes_size: 600,
-    bytes_data: 608,
-    str_state: 624,
-    str_length: 632,
-    str_ascii_data: 640,
-    ..V3_13
-};
-
-const V3_15: OffsetPositions = OffsetPositions {
-    size: 888,
-    tstate_base_frame: 216,
-    tstate_thread_id: 240,
-    frame_previous: 320,
-    frame_code: 328,
-    frame_instr: 336,
-    frame_owner: 352,
-    frame_copy: 368,
-    code_filename: 384,
-    code_name: 392,
-    code_qualname: 400,
-    code_linetable: 408,
-    code_firstlineno: 416,
-    code_adaptive: 448,
-    code_copies: 456,
-    bytes_size: 696,
-    bytes_data: 704,
-    str_state: 720,
-    str_length: 728,
-    str_ascii_data: 736,
-    str_compact_data: 744,
-    ..V3_14
-};
+pub const UNPUBLISHED: usize = 0;
 
 /// The first words of a runtime that publishes its offsets: (PY_VERSION_HEX, free-threaded).
 pub fn head(module: &Module, runtime: u64) -> Option<(u64, bool)> {
@@ -135,14 +53,8 @@ pub fn head(module: &Module, runtime: u64) -> Option<(u64, bool)> {
     head.starts_with(COOKIE).then_some((word(8)?, word(16)? != 0))
 }
 
-/// `row` with the published offsets in place of its own; `None` if the table is not plausible. A minor version newer
-/// than all known ones is read like the newest of these.
-pub fn published(module: &Module, runtime: u64, minor: u8, row: Layout) -> Option<Layout> {
-    let positions = match minor {
-        ..=13 => &V3_13,
-        14 => &V3_14,
-        _ => &V3_15,
-    };
+/// `row` with the published offsets in place of its own; `None` if the table is not plausible.
+pub fn published(module: &Module, runtime: u64, positions: &OffsetPositions, row: Layout) -> Option<Layout> {
     decode(&module.read_image(runtime, positions.size)?, positions, row)
 }
 
@@ -225,7 +137,7 @@ fn decode(table: &[u8], positions: &OffsetPositions, row: Layout) -> Option<Layo
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cpython::layouts;
+    use crate::cpython::versions;
 
     /// A table with the offsets of the row.
     fn table(positions: &OffsetPositions, row: &Layout) -> Vec<u8> {
@@ -274,9 +186,14 @@ mod tests {
 
     #[test]
     fn published_offsets_are_used_and_checked() {
-        for (positions, minor) in [(V3_13, 13), (V3_14, 14), (V3_15, 15)] {
-            for rows in [layouts::ROWS, layouts::FREE_THREADED] {
-                let row = rows.iter().find(|(v, _)| *v == (3, minor)).expect("a row").1;
+        let publishing = versions::ALL
+            .iter()
+            .filter_map(|facts| Some((facts, facts.debug_offsets?)));
+        let mut tables = 0;
+        for (facts, positions) in publishing {
+            let minor = facts.minor;
+            for row in [Some(facts.layout), facts.free_threaded].into_iter().flatten() {
+                tables += 1;
                 let good = table(&positions, &row);
                 assert_eq!(
                     decode(&good, &positions, row).map(|got| Layout {
@@ -315,5 +232,6 @@ mod tests {
                 }
             }
         }
+        assert!(tables >= 6, "three versions with both builds: {tables}");
     }
 }

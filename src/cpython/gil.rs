@@ -27,26 +27,17 @@ const LAST_HOLDER: u32 = 8;
 
 /// Where the locks of a process's interpreters lie. None for versions in which that is not known (3.6 and earlier).
 pub fn locks(memory: &dyn Memory, runtime: &Runtime, python: &Interpreter) -> InterpreterLocks {
-    // `_PyRuntime.ceval.gil` (Include/internal/pycore_runtime.h, from the DWARF of the releases in layouts.rs)
-    let in_runtime: u64 = match runtime.version {
-        (3, 7, _) => 1264,
-        (3, 8, _) => 1152,
-        (3, 9 | 10, _) => 352,
-        (3, 11, _) => 360,
-        _ => 0,
-    };
-    if in_runtime != 0 {
-        return InterpreterLocks {
-            at: vec![python.runtime.saturating_add(in_runtime)],
-            len: LOCK_BYTES,
-            last_holder: LAST_HOLDER,
-            in_interpreter: 0,
-        };
-    }
-    let Some(GilLocation::Interpreter { at, free_threaded }) =
-        ObjectLayout::of(runtime, &python.layout).map(|o| o.lock)
-    else {
-        return InterpreterLocks::default();
+    let (at, free_threaded) = match ObjectLayout::of(runtime, &python.layout).map(|o| o.lock) {
+        Some(GilLocation::Interpreter { at, free_threaded }) => (at, free_threaded),
+        Some(GilLocation::Current { lock: Some(at) }) => {
+            return InterpreterLocks {
+                at: vec![python.runtime.saturating_add(at.into())],
+                len: LOCK_BYTES,
+                last_holder: LAST_HOLDER,
+                in_interpreter: 0,
+            };
+        }
+        Some(GilLocation::Current { lock: None }) | None => return InterpreterLocks::default(),
     };
     // In free-threaded builds a field precedes the others.
     let before = if free_threaded { 8 } else { 0 };
@@ -122,7 +113,7 @@ pub fn of_thread(
     let own = || states.iter().filter(|s| s.thread == thread_pointer);
     let is_own = |state: u64| own().any(|s| s.state == state);
     match objects.lock {
-        GilLocation::Current => {
+        GilLocation::Current { .. } => {
             let at = python.layout.runtime_current;
             (at != 0).then_some(())?;
             let current = memory.u64(python.runtime.checked_add(at.into())?)?;

@@ -6,6 +6,7 @@
 use crate::arch::{self, DESCRIPTOR_SIZE, PTHREAD_SPECIFIC};
 use crate::cpython_layout::{Interpreter, Layout, ThreadDescriptor, ThreadStateLocation, Tls};
 use crate::process::modules::Module;
+use versions::VersionFacts;
 
 mod code_copy;
 mod code_epoch;
@@ -16,9 +17,6 @@ mod dict;
 pub mod frame_groups;
 pub mod frame_walk;
 pub mod gil;
-// Public for fuzz/ and benches/.
-#[doc(hidden)]
-pub mod layouts;
 pub mod line_table;
 pub mod object_layout;
 mod own_states;
@@ -30,12 +28,17 @@ pub mod thread_names;
 mod thread_state_tls;
 pub mod thread_states;
 pub mod validate;
+// Public for fuzz/ and benches/.
+#[doc(hidden)]
+pub mod versions;
 
 /// An ELF file that contains a CPython interpreter.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Runtime {
     /// (major, minor, micro); micro is 255 where it is unknown.
     pub version: (u8, u8, u8),
+    /// What is particular to this version; `None` if it is unknown.
+    pub facts: Option<&'static VersionFacts>,
     /// svma of `_PyRuntime`; before 3.7, just below the variables that later became its members.
     pub runtime: u64,
     /// `None`: an unsupported version.
@@ -81,18 +84,21 @@ pub fn find_runtime(module: &Module) -> Option<Runtime> {
     let head = debug_offsets::head(module, runtime);
     let version = version(module, head)?;
     let free_threaded = head.is_some_and(|(_, free_threaded)| free_threaded);
-    let layout = row(version, free_threaded).and_then(|row| match head {
-        Some(_) => debug_offsets::published(module, runtime, version.1, row),
-        None => Some(row),
+    let facts = versions::find(version);
+    let layout = versions::nearest(version).and_then(|nearest| {
+        let row = nearest.layout(version.2, free_threaded)?;
+        match head {
+            Some(_) => debug_offsets::published(module, runtime, nearest.debug_offsets.as_ref()?, row),
+            None => Some(row),
+        }
     });
-    let newer_than_known = layouts::ROWS.iter().all(|(known, _)| *known < (version.0, version.1));
-    let layout = layout.map(|layout| match newer_than_known {
+    let layout = layout.map(|layout| match facts {
         // Validation would not notice if this offset was wrong.
-        true => Layout {
+        None => Layout {
             interp_generation: 0,
             ..layout
         },
-        false => code_epoch::found(module, version, runtime, layout),
+        Some(facts) => code_epoch::found(module, facts, runtime, layout),
     });
     let thread_state = match layout {
         Some(l) if l.runtime_key == 0 => thread_state_tls::variable(module, runtime),
@@ -100,33 +106,13 @@ pub fn find_runtime(module: &Module) -> Option<Runtime> {
     };
     Some(Runtime {
         version,
+        facts,
         runtime,
         layout,
         thread_state,
         free_threaded,
-        newer_than_known,
+        newer_than_known: versions::is_newer(version),
         eval: eval(module),
-    })
-}
-
-/// The layout of a version. One newer than all rows uses the newest row: it publishes its offsets.
-fn row(version: (u8, u8, u8), free_threaded: bool) -> Option<Layout> {
-    let rows = if free_threaded {
-        layouts::FREE_THREADED
-    } else {
-        layouts::ROWS
-    };
-    let wanted = (version.0, version.1);
-    let newest = rows
-        .last()
-        .filter(|(newest, _)| wanted.0 == newest.0 && wanted > *newest);
-    let (_, row) = rows.iter().find(|(v, _)| *v == wanted).or(newest)?;
-    // Up to 3.7.3 `gilstate` lies 88 bytes lower (tables of py-spy 0.4.2; no such release was tested).
-    let shift = if wanted == (3, 7) && version.2 < 4 { 88 } else { 0 };
-    Some(Layout {
-        runtime_key: row.runtime_key - shift,
-        runtime_current: row.runtime_current - shift,
-        ..*row
     })
 }
 
@@ -143,9 +129,11 @@ fn before_runtime(module: &Module) -> Option<Runtime> {
     // Below the lowest variable, so that no offset is zero, which means absent.
     let runtime = key.into_iter().chain(head).chain([current]).min()?.checked_sub(8)?;
     let offset = |at: Option<u64>| at.map_or(Some(0), |at| u32::try_from(at - runtime).ok());
-    let row = row(version, false);
+    let facts = versions::find(version);
+    let row = facts.and_then(|facts| facts.layout(version.2, false));
     Some(Runtime {
         version,
+        facts,
         runtime,
         layout: match row {
             Some(row) => Some(Layout {
@@ -201,7 +189,7 @@ fn version(module: &Module, head: Option<(u64, bool)>) -> Option<(u8, u8, u8)> {
     literal.or_else(|| version_of_name(&module.name()))
 }
 
-/// Finds `\0` `3.8.18` `\0` for versions without a better source (3.6 to 3.10).
+/// Finds `\0` `3.8.18` `\0` for versions without a better source.
 fn version_literal(rodata: &[u8]) -> Option<(u8, u8, u8)> {
     rodata
         .split(|c| *c == 0)
@@ -210,7 +198,8 @@ fn version_literal(rodata: &[u8]) -> Option<(u8, u8, u8)> {
             let s = std::str::from_utf8(s).ok()?.trim_end_matches('+');
             let mut parts = s.split('.').map(|p| p.parse::<u8>().ok());
             let v = (parts.next()??, parts.next()??, parts.next()??);
-            (parts.next().is_none() && (6..=10).contains(&v.1)).then_some(v)
+            let is_known = versions::find(v).is_some_and(|facts| facts.has_version_literal);
+            (parts.next().is_none() && is_known).then_some(v)
         })
 }
 

@@ -1,7 +1,7 @@
 //! Offsets of objects that are read rarely: values of local variables, the holder of the global interpreter lock (GIL),
 //! names of threads.
 //!
-//! On x86-64, from the DWARF of the releases named in layouts.rs: Include/object.h, longintrepr.h, listobject.h,
+//! On x86-64, from the DWARF of the releases named in `versions`: Include/object.h, longintrepr.h, listobject.h,
 //! tupleobject.h, floatobject.h, cellobject.h, code.h and frameobject.h, object.h, later below Include/cpython;
 //! Objects/dict-common.h, Objects/moduleobject.c, Include/internal/pycore_dict.h, pycore_gil.h, pycore_interp.h.
 
@@ -32,8 +32,9 @@ pub enum InstanceDict {
 /// Where the holder of the lock is stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GilLocation {
-    /// `_PyThreadState_Current`, `_PyRuntime.gilstate.tstate_current`: `Layout::runtime_current`.
-    Current,
+    /// `_PyThreadState_Current`, `_PyRuntime.gilstate.tstate_current`: `Layout::runtime_current`. The lock itself is
+    /// `_PyRuntime.ceval.gil` (Include/internal/pycore_runtime.h, 3.7 and later).
+    Current { lock: Option<u32> },
     /// Each interpreter points to its lock, `struct _gil_runtime_state`, here. Free-threaded builds have one that is
     /// usually not in use, and has a flag for that.
     Interpreter { at: u16, free_threaded: bool },
@@ -76,68 +77,42 @@ pub struct ObjectLayout {
 }
 
 impl ObjectLayout {
-    /// `None` for an unsupported version.
+    /// `None` for an unsupported version, and where published offsets make no sense.
     pub fn of(runtime: &Runtime, layout: &Layout) -> Option<ObjectLayout> {
-        let (3, minor @ 6..=15, _) = runtime.version else {
-            return None;
-        };
-        // Bytes of the object header: 16, or 32 in free-threaded builds.
-        let head = layout.bytes_size;
-        let longer = head - 16;
+        let row = &runtime.facts?.objects;
+        // By so many bytes the header is longer than in the row: 0, or 16 in free-threaded builds.
+        let longer = layout.bytes_size.checked_sub(row.body)?;
         Some(ObjectLayout {
-            lock: match minor {
-                ..=11 => GilLocation::Current,
-                12 => GilLocation::Interpreter {
-                    at: 384,
-                    free_threaded: false,
-                },
-                _ => GilLocation::Interpreter {
-                    at: 16,
+            lock: match row.lock {
+                GilLocation::Interpreter { at, .. } => GilLocation::Interpreter {
+                    at,
                     free_threaded: runtime.free_threaded,
                 },
+                current => current,
             },
-            names: match minor {
-                ..=7 => LocalNames::Three(64, 80, 72),
-                8..=10 => LocalNames::Three(72, 88, 80),
-                _ => LocalNames::One(96 + longer),
+            names: match row.names {
+                LocalNames::One(at) => LocalNames::One(at + longer),
+                three => three,
             },
-            frame_locals: match minor {
-                6 => 376,
-                7..=9 => 360,
-                10 => 352,
-                11..=13 => 72,
-                _ => 80,
+            ob_type: row.ob_type + longer,
+            type_name: row.type_name + longer,
+            type_flags: row.type_flags + longer,
+            type_basicsize: row.type_basicsize + longer,
+            type_dictoffset: row.type_dictoffset + longer,
+            type_keys: row.type_keys + longer,
+            instance_dict: match row.instance_dict {
+                // There is no header of the garbage collector before the object.
+                Some(InstanceDict::DictOrInline(_)) if runtime.free_threaded => Some(InstanceDict::DictOrInline(8)),
+                found => found,
             },
-            tagged: minor >= 14,
-            ob_type: head - 8,
-            type_name: head + 8,
-            type_flags: head + 152,
-            type_basicsize: head + 16,
-            type_dictoffset: head + 272,
-            type_keys: longer
-                + match minor {
-                    6 | 7 => 856,
-                    9 => 864,
-                    8 | 10 | 11 => 872,
-                    12..=14 => 880,
-                    _ => 888,
-                },
-            instance_dict: match minor {
-                ..=10 => None,
-                11 => Some(InstanceDict::ValuesAndDict { values: 32, dict: 24 }),
-                12 => Some(InstanceDict::ValuesOrDict(24)),
-                _ => Some(InstanceDict::DictOrInline(if runtime.free_threaded { 8 } else { 24 })),
-            },
-            module_dict: head,
-            body: head,
-            tuple_items: head + if minor >= 14 { 16 } else { 8 },
-            list_items: head + 8,
-            tagged_int: minor >= 12,
-            dict_used: head,
-            dict_keys: head + 16,
-            dict_values: head + 24,
-            values_first: if minor >= 13 { 8 } else { 0 },
-            dict_kinds: minor >= 11,
+            module_dict: row.module_dict + longer,
+            body: row.body + longer,
+            tuple_items: row.tuple_items + longer,
+            list_items: row.list_items + longer,
+            dict_used: row.dict_used + longer,
+            dict_keys: row.dict_keys + longer,
+            dict_values: row.dict_values + longer,
+            ..*row
         })
     }
 }

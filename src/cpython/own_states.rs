@@ -202,7 +202,7 @@ mod tests {
 
     use super::*;
     use crate::arch::GPRS;
-    use crate::cpython::{DEFAULT_DESCRIPTOR, layouts};
+    use crate::cpython::{DEFAULT_DESCRIPTOR, versions};
 
     /// Words by address; 0 elsewhere.
     struct WordMemory(BTreeMap<u64, u64>);
@@ -228,7 +228,7 @@ mod tests {
 
     /// The states of the thread (`|` before those that are not certain), and whether the first one is attached.
     fn found(minor: u8, current: u64, lent: &[u64], stack_pointer: u64) -> String {
-        let layout = layouts::ROWS.iter().find(|(v, _)| *v == (3, minor)).expect("a row").1;
+        let layout = versions::find((3, minor, 0)).expect("a row").layout;
         let states = [
             (OWN, THREAD, SP + 0x100),
             (BORROWED, OTHER, SP + 0x40),

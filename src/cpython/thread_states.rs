@@ -132,7 +132,7 @@ pub fn thread_id(memory: &dyn Memory, python: &Interpreter, thread: u64) -> Opti
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cpython::{DEFAULT_DESCRIPTOR, layouts};
+    use crate::cpython::{DEFAULT_DESCRIPTOR, versions};
 
     /// Words by address; 0 elsewhere.
     struct WordMemory(BTreeMap<u64, u64>);
@@ -159,7 +159,7 @@ mod tests {
         circle: bool,
         location: ThreadStateLocation,
     ) -> (Interpreter, BTreeMap<u64, u64>) {
-        let layout = layouts::ROWS.last().expect("rows").1;
+        let layout = versions::newest().layout;
         let mut words = BTreeMap::new();
         let next = |i: usize, all: &[u64]| all.get(i + 1).or(all.first().filter(|_| circle)).copied().unwrap_or(0);
         let interpreters: Vec<u64> = lists.iter().map(|(at, _)| *at).collect();
@@ -219,7 +219,7 @@ mod tests {
     fn states_on_the_stacks_of_other_threads_are_lent() {
         const THREADS: [u64; 3] = [0x7f_0000_0000, 0x7f_0100_0000, 0x7f_0200_0000];
         const MAIN_END: u64 = 0x7ff_0000_0000;
-        let layout = layouts::ROWS.iter().find(|(v, _)| *v == (3, 11)).expect("a row").1;
+        let layout = versions::find((3, 11, 0)).expect("a row").layout;
         let python = Interpreter {
             runtime: RUNTIME,
             layout,

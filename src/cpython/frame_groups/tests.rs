@@ -1,13 +1,13 @@
 //! Frames as samples have them, and the groups that they make.
 
 use super::*;
-use crate::cpython::layouts;
+use crate::cpython::versions;
 use crate::frame::CodeId;
 use crate::process::memory::NoMemory;
 
 /// Frames as (address, is_entry), CFrames as (address, frame), both innermost first; groups as (anchor, frames).
 fn check(frames: &[(u64, bool)], cframes: &[(u64, u64)], expected: &[(Option<u64>, usize)]) {
-    let (_, layout) = layouts::ROWS.iter().find(|(v, _)| *v == (3, 11)).expect("a row");
+    let layout = &versions::find((3, 11, 0)).expect("a row").layout;
     let python = frames.iter().map(|(frame, entry)| RawPyFrame {
         frame: *frame,
         entry: *entry,
@@ -32,8 +32,8 @@ fn check(frames: &[(u64, bool)], cframes: &[(u64, u64)], expected: &[(Option<u64
 
 #[test]
 fn frames_unchanged_since_the_last_sample() {
-    let (_, layout) = layouts::ROWS.iter().find(|(v, _)| *v == (3, 11)).expect("a row");
-    let (_, other) = layouts::ROWS.iter().find(|(v, _)| *v == (3, 12)).expect("a row");
+    let layout = &versions::find((3, 11, 0)).expect("a row").layout;
+    let other = &versions::find((3, 12, 0)).expect("a row").layout;
     let frame = |frame| RawPyFrame {
         frame,
         code: 10 * frame,
@@ -88,7 +88,7 @@ fn frames_unchanged_since_the_last_sample() {
 
 #[test]
 fn the_cframe_that_greenlet_adds_is_left_out() {
-    let (_, layout) = layouts::ROWS.iter().find(|(v, _)| *v == (3, 10)).expect("a row");
+    let layout = &versions::find((3, 10, 0)).expect("a row").layout;
     let at = |frame| RawPyFrame {
         frame,
         ..RawPyFrame::default()
@@ -112,8 +112,8 @@ fn the_cframe_that_greenlet_adds_is_left_out() {
 
 #[test]
 fn chains_of_greenlets_end_without_the_base_frame() {
-    let (_, layout) = layouts::ROWS.iter().find(|(v, _)| *v == (3, 15)).expect("a row");
-    let (_, before) = layouts::ROWS.iter().find(|(v, _)| *v == (3, 14)).expect("a row");
+    let layout = &versions::find((3, 15, 0)).expect("a row").layout;
+    let before = &versions::find((3, 14, 0)).expect("a row").layout;
     let sample = |owner| Sample {
         python: vec![RawPyFrame {
             frame: 1,
@@ -163,7 +163,7 @@ fn groups_of_cframes() {
 /// instruction; anchors as (address, frame); innermost first. Groups as (frames, those of compiled Python).
 #[track_caller]
 fn check_compiled(minor: u8, frames: &[(&str, i64)], anchors: &[(u64, u64)], expected: &[(usize, usize)]) {
-    let (_, layout) = layouts::ROWS.iter().find(|(v, _)| *v == (3, minor)).expect("a row");
+    let layout = &versions::find((3, minor, 0)).expect("a row").layout;
     let python = frames.iter().zip(1..).map(|((kind, at), frame)| {
         let code = 0x1000 * frame;
         let instr = match layout.instruction_encoding {

@@ -7,6 +7,7 @@
 
 use super::chain::RawAwaitFrame;
 use super::greenlet_search::{GreenletSearch, MAX_SEARCHED};
+use super::layout::TaskLayout;
 use super::objects::{Kind, Objects};
 use super::{Gap, OtherTasks};
 use crate::cpython::thread_states::PyThreadState;
@@ -30,13 +31,11 @@ struct Offsets {
 }
 
 impl Offsets {
-    /// After the pointers to the table and to the Python object: `exc_info` and `exc_state` (`_PyErr_StackItem`, 4 words up to 3.10,
-    /// later 2), arguments of the switch (2 words), the stack (5 words), the context.
-    fn of(minor: u8) -> Offsets {
-        let stack = if minor < 11 { 72 } else { 56 };
+    /// After the stack (5 words) comes the context.
+    fn of(tasks: &TaskLayout) -> Offsets {
         Offsets {
-            stack,
-            top_frame: stack + 48,
+            stack: tasks.greenlet_stack,
+            top_frame: tasks.greenlet_stack + 48,
         }
     }
 }
@@ -186,7 +185,7 @@ impl OtherTasks {
         const MAX_DISTANCE: u64 = 4096;
         let objects = self.objects(memory);
         let begins_here = |object: u64| {
-            let stop = objects.word(object, Offsets::of(self.tasks.minor).stack + 8);
+            let stop = objects.word(object, Offsets::of(&self.tasks).stack + 8);
             stop.is_some_and(|stop| (stub_end..stub_end.saturating_add(MAX_DISTANCE)).contains(&stop))
         };
         let mut words = words.enumerate();
@@ -316,7 +315,7 @@ impl OtherTasks {
     }
 
     fn position(&self, live: &dyn Memory, object: u64) -> Option<Position> {
-        let Offsets { stack, top_frame } = Offsets::of(self.tasks.minor);
+        let Offsets { stack, top_frame } = Offsets::of(&self.tasks);
         let mut words = [0; 5];
         for (word, at) in words
             .iter_mut()
@@ -370,7 +369,7 @@ impl OtherTasks {
             return Some(GreenletState::New(run.and_then(|run| objects.function_name(run))));
         }
         (start != 0).then_some(())?;
-        match objects.pointer(object, Offsets::of(self.tasks.minor).top_frame) {
+        match objects.pointer(object, Offsets::of(&self.tasks).top_frame) {
             Some(frame) => (objects.kind(frame) == Some(Kind::Frame)).then_some(GreenletState::Suspended),
             // A main greenlet that runs has no mark on its stack: its thread shows it.
             None if stop == MAIN => None,
@@ -380,12 +379,11 @@ impl OtherTasks {
 
     /// Python frames of a suspended greenlet, innermost first.
     fn suspended_frames(&self, objects: &Objects<'_>, object: u64) -> Vec<RawAwaitFrame> {
-        let top = objects.pointer(object, Offsets::of(self.tasks.minor).top_frame);
+        let top = objects.pointer(object, Offsets::of(&self.tasks).top_frame);
         let top = top.filter(|top| objects.kind(*top) == Some(Kind::Frame));
-        let first = match self.tasks.minor {
-            ..=10 => top,
-            // `f_frame` (Include/internal/pycore_frame.h)
-            _ => top.and_then(|top| objects.second(top)),
+        let first = match self.tasks.frame_object_frame {
+            Some(at) => top.and_then(|top| objects.pointer(top, at)),
+            None => top,
         };
         first.map_or(Vec::new(), |first| objects.frames_from(first, 0).0)
     }
@@ -409,7 +407,7 @@ fn facts(objects: &Objects<'_>, object: u64, address: u64) -> Greenlet {
             .filter(|name| objects.kind(*name) == Some(Kind::Str))
             .and_then(|name| objects.text(name)),
         is_hub: kind.is_some_and(|kind| kind.name.rsplit('.').next() == Some("Hub")),
-        is_main: objects.word(object, Offsets::of(objects.tasks.minor).stack + 8) == Some(MAIN),
+        is_main: objects.word(object, Offsets::of(objects.tasks).stack + 8) == Some(MAIN),
     }
 }
 

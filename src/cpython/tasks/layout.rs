@@ -1,6 +1,6 @@
 //! Offsets of asyncio's tasks, and of the coroutines that they run.
 //!
-//! On x86-64, from the DWARF of the releases in layouts.rs: `TaskObj` (Modules/_asynciomodule.c), `PyGenObject` and
+//! On x86-64, from the DWARF of the releases named in `versions`: `TaskObj` (Modules/_asynciomodule.c), `PyGenObject` and
 //! `PyCoroObject` (Include/genobject.h, later Include/cpython and Include/internal/pycore_interpframe_structs.h),
 //! `PyFrameObject` (Include/frameobject.h), `PyInterpreterState` and `_PyThreadStateImpl`. CPython 3.14 and later publish
 //! those of `_asyncio` (`_Py_AsyncioModuleDebugOffsets`), and those are preferred.
@@ -76,7 +76,6 @@ pub struct TaskLists {
 /// Offsets in bytes from the start of each structure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TaskLayout {
-    pub minor: u8,
     /// Size of an object's header.
     pub head: u16,
     pub coro: u16,
@@ -92,89 +91,54 @@ pub struct TaskLayout {
     pub stack_top: StackTop,
     /// `gi_qualname`
     pub coroutine_name: u16,
+    /// `co_flags`
+    pub code_flags: u16,
+    /// `func_name` (Include/funcobject.h, later Include/cpython)
+    pub function_name: u16,
     /// `func_closure`
     pub closure: u16,
+    /// From a frame object to the frame that it stands for (`f_frame`, Include/internal/pycore_frame.h, 3.11 and later).
+    /// `None`: the object is the frame.
+    pub frame_object_frame: Option<u16>,
+    /// In greenlet's object of C++, where the stack is. Before it are pointers to the table and to the Python object,
+    /// `exc_info` and `exc_state` (`_PyErr_StackItem`: 4 words up to 3.10, later 2), and arguments of the switch (2 words).
+    pub greenlet_stack: u16,
 }
-
-/// `gi_frame_state` of 3.11 and 3.12; of 3.13 and 3.14; of 3.15.
-const STATES: [StateValues; 3] = [
-    StateValues {
-        suspended: (-1, -1),
-        executing: 0,
-        created: -2,
-    },
-    StateValues {
-        suspended: (-2, -1),
-        executing: 0,
-        created: -3,
-    },
-    StateValues {
-        suspended: (1, 3),
-        executing: 4,
-        created: 0,
-    },
-];
 
 impl TaskLayout {
     /// The layout for this interpreter; `published` is the section [`DEBUG_SECTION`], without which lists of tasks of 3.14 and
     /// later are not known. `None` where it is not known: before 3.7, and where what is published is not plausible.
     pub fn of(runtime: &Runtime, layout: &Layout, published: Option<&[u8]>) -> Option<TaskLayout> {
-        let (3, minor @ 7..=15, _) = runtime.version else {
-            return None;
+        let facts = runtime.facts?;
+        let row = facts.tasks.as_ref()?;
+        // By so many bytes the header is longer than in the row: 0, or 16 in free-threaded builds.
+        let longer = layout.bytes_size.checked_sub(row.head)?;
+        let mut tasks = TaskLayout {
+            head: row.head + longer,
+            coro: row.coro + longer,
+            name: row.name.map(|at| at + longer),
+            waiter: row.waiter + longer,
+            callback: row.callback + longer,
+            state: row.state + longer,
+            coroutine_frame: match row.coroutine_frame {
+                CoroutineFrame::Inline(at) => CoroutineFrame::Inline(at + longer),
+                pointer => pointer,
+            },
+            frame_state: match row.frame_state {
+                FrameState::InCoroutine(at, values) => FrameState::InCoroutine(at + longer, values),
+                in_frame => in_frame,
+            },
+            coroutine_name: row.coroutine_name + longer,
+            code_flags: row.code_flags + longer,
+            function_name: row.function_name + longer,
+            closure: row.closure + longer,
+            frame_object_frame: row.frame_object_frame.map(|at| at + longer),
+            ..*row
         };
-        let head = layout.bytes_size;
-        let longer = head - 16;
-        let task = |normal: u16| normal + longer;
-        let (coro, name, waiter, callback, state) = match minor {
-            7 => (112, None, 104, 24, 72),
-            8 => (112, Some(120), 104, 24, 72),
-            9 => (152, Some(160), 144, 24, 80),
-            10 => (160, Some(168), 152, 24, 88),
-            11 | 12 => (136, Some(144), 128, 24, 88),
-            13 => (120, Some(128), 112, 24, 96),
-            _ => (128, Some(136), 120, 24, 104),
-        };
-        let mut layout = TaskLayout {
-            minor,
-            head,
-            coro: task(coro),
-            name: name.map(task),
-            waiter: task(waiter),
-            callback: task(callback),
-            state: task(state),
-            lists: None,
-            coroutine_frame: match minor {
-                ..=10 => CoroutineFrame::Pointer(16),
-                11 => CoroutineFrame::Inline(80),
-                _ => CoroutineFrame::Inline(task(72)),
-            },
-            frame_state: match minor {
-                7..=9 => FrameState::Executing(116),
-                10 => FrameState::InFrame(108),
-                11 => FrameState::InCoroutine(75, STATES[0]),
-                12 => FrameState::InCoroutine(67, STATES[0]),
-                13 | 14 => FrameState::InCoroutine(task(67), STATES[1]),
-                _ => FrameState::InCoroutine(task(67), STATES[2]),
-            },
-            stack_top: match minor {
-                ..=9 => StackTop::Pointer(72),
-                10 => StackTop::Depth(64, 80),
-                11..=13 => StackTop::Count(64, 72),
-                14 => StackTop::Below(64, 8),
-                _ => StackTop::Below(64, 16),
-            },
-            coroutine_name: match minor {
-                ..=9 => 56,
-                10 => 48,
-                11 => 40,
-                _ => task(32),
-            },
-            closure: if minor < 10 { 48 } else { task(72) },
-        };
-        if let (14.., Some(published)) = (minor, published) {
-            layout.publish(published)?;
+        if let (true, Some(published)) = (facts.publishes_tasks, published) {
+            tasks.publish(published)?;
         }
-        Some(layout)
+        Some(tasks)
     }
 
     /// Takes over the published offsets. `None` if one is out of range.
@@ -206,6 +170,7 @@ fn thread_offset(at: u64) -> Option<u16> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cpython::versions;
 
     /// The offsets that CPython 3.14.8 publishes.
     const V3_14: [u64; 13] = [168, 136, 96, 108, 109, 128, 152, 0x60000, 10880, 936, 864, 872, 880];
@@ -215,21 +180,8 @@ mod tests {
     }
 
     fn layout() -> TaskLayout {
-        TaskLayout {
-            minor: 14,
-            head: 16,
-            coro: 0,
-            name: None,
-            waiter: 120,
-            callback: 24,
-            state: 104,
-            lists: None,
-            coroutine_frame: CoroutineFrame::Inline(72),
-            frame_state: FrameState::InCoroutine(67, STATES[1]),
-            stack_top: StackTop::Below(64, 8),
-            coroutine_name: 32,
-            closure: 72,
-        }
+        let facts = versions::find((3, 14, 8)).expect("a row");
+        facts.tasks.expect("offsets of tasks")
     }
 
     #[test]

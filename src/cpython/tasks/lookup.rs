@@ -249,13 +249,7 @@ impl TaskReader {
 
 /// Whether a code object is that of a coroutine.
 pub fn is_coroutine(memory: &dyn Memory, layout: &TaskLayout, code: u64) -> bool {
-    // `co_flags`
-    let at = match layout.minor {
-        7 => 32,
-        8..=10 => 36,
-        _ => u64::from(layout.head) + 32,
-    };
-    let flags = code.checked_add(at).and_then(|at| memory.u32(at));
+    let flags = code.checked_add(layout.code_flags.into()).and_then(|at| memory.u32(at));
     flags.is_some_and(|flags| flags & COROUTINE != 0)
 }
 

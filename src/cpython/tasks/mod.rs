@@ -25,7 +25,7 @@ mod chain;
 mod greenlet_search;
 mod greenlet_stack;
 mod greenlets;
-mod layout;
+pub(super) mod layout;
 mod lookup;
 mod objects;
 mod ready_queue;
@@ -173,7 +173,11 @@ impl TaskReader {
     /// # Errors
     /// `UnknownVersion`; `NoAsyncio` where only a loaded `_asyncio` can say where its tasks are.
     pub fn new(runtime: &Runtime, interpreter: &Interpreter, published: Option<&[u8]>) -> Result<TaskReader, NoTasks> {
-        if published.is_none() && runtime.version >= (3, 14, 0) {
+        let must_be_published = match runtime.facts {
+            Some(facts) => facts.publishes_tasks,
+            None => runtime.newer_than_known,
+        };
+        if published.is_none() && must_be_published {
             return Err(NoTasks::NoAsyncio);
         }
         let layout = TaskLayout::of(runtime, &interpreter.layout, published).ok_or(NoTasks::UnknownVersion)?;

@@ -443,13 +443,7 @@ impl<'a> Objects<'a> {
             Kind::Method => self.first(object)?,
             _ => return None,
         };
-        // `func_name` (Include/cpython/funcobject.h)
-        let at = if self.tasks.minor < 10 {
-            64
-        } else {
-            self.tasks.head + 16
-        };
-        self.text(self.word(function, at)?)
+        self.text(self.word(function, self.tasks.function_name)?)
     }
 
     /// What the cells of a function's closure contain.

@@ -5,7 +5,7 @@ use super::objects::{Kind, Objects};
 use super::registry::FoundTasks;
 use super::*;
 use crate::cpython::DEFAULT_DESCRIPTOR;
-use crate::cpython::layouts;
+use crate::cpython::versions;
 use crate::cpython_layout::ThreadStateLocation;
 use crate::process::maps::Mapping;
 
@@ -37,11 +37,12 @@ impl WordMemory {
 }
 
 fn runtime(minor: u8) -> Runtime {
-    let row = layouts::ROWS.iter().find(|(v, _)| *v == (3, minor)).expect("a row");
+    let facts = versions::find((3, minor, 1)).expect("a row");
     Runtime {
         version: (3, minor, 1),
+        facts: Some(facts),
         runtime: 0,
-        layout: Some(row.1),
+        layout: Some(facts.layout),
         thread_state: ThreadStateLocation::Key,
         free_threaded: false,
         newer_than_known: false,
@@ -64,7 +65,8 @@ fn layouts_of_all() -> Vec<(Runtime, ObjectLayout, TaskLayout)> {
         let objects = ObjectLayout::of(&runtime, &interpreter.layout).expect("a known version");
         (runtime, objects, tasks)
     };
-    (7..=15).map(layout).collect()
+    let with_tasks = versions::ALL.iter().filter(|facts| facts.tasks.is_some());
+    with_tasks.map(|facts| layout(facts.minor)).collect()
 }
 
 /// Numbers that are the same in each run.
@@ -352,6 +354,34 @@ fn layouts_follow_the_version() {
         assert_eq!(in_coroutine, minor >= 11, "3.{minor}");
         assert_eq!(matches!(tasks.stack_top, StackTop::Below(..)), minor >= 14, "3.{minor}");
     }
+}
+
+#[test]
+fn unknown_versions_and_wild_offsets_have_no_layouts() {
+    let known = runtime(15);
+    let layout = known.layout.expect("a layout");
+    // Published, for a header that is shorter than any.
+    let wild = Layout {
+        bytes_size: 8,
+        ..layout
+    };
+    let unknown = Runtime {
+        facts: versions::find((3, 99, 0)),
+        newer_than_known: true,
+        ..known.clone()
+    };
+    for (runtime, layout, expected) in [
+        (&known, &layout, true),
+        (&known, &wild, false),
+        (&unknown, &layout, false),
+    ] {
+        assert_eq!(ObjectLayout::of(runtime, layout).is_some(), expected);
+        assert_eq!(TaskLayout::of(runtime, layout, None).is_some(), expected);
+    }
+    let interpreter = unknown.in_process(0, DEFAULT_DESCRIPTOR).expect("read like the newest");
+    let reason = |published| TaskReader::new(&unknown, &interpreter, published).err();
+    assert_eq!(reason(None), Some(NoTasks::NoAsyncio));
+    assert_eq!(reason(Some(&published())), Some(NoTasks::UnknownVersion));
 }
 
 #[test]
