@@ -7,7 +7,7 @@ use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyDict, PyString};
 
-use super::objects;
+use super::{objects, own};
 
 /// The facts by which functions are told apart in results. Texts are UTF-8 in which lone surrogates are encoded like all
 /// other characters (`surrogatepass`).
@@ -44,7 +44,7 @@ impl CodeFacts {
         values.set_item("co_filename", text(py, &self.file)?)?;
         values.set_item("co_name", text(py, &self.name)?)?;
         values.set_item("co_firstlineno", self.line)?;
-        if py.version_info() >= (3, 11) {
+        if own::interpreter(py).has_qualified_names {
             values.set_item("co_qualname", text(py, &self.qualified)?)?;
         }
         empty.bind(py).call_method("replace", (), Some(&values))

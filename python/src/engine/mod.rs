@@ -14,6 +14,7 @@ mod greenlets;
 mod hook;
 mod monitoring;
 pub mod objects;
+pub mod own;
 pub mod release;
 mod session;
 pub mod stacks;

@@ -11,6 +11,8 @@ use pyo3::exceptions::PyRuntimeError;
 use pyo3::ffi::{self, PyObject, PyTypeObject};
 use pyo3::prelude::*;
 
+use super::own;
+
 /// A borrowed object.
 pub type Object = *mut PyObject;
 
@@ -388,7 +390,7 @@ pub fn utf8(text: &Bound<'_, PyAny>) -> Option<Vec<u8>> {
 /// `co_qualname`; `None` before 3.11. Not to be tried there: the error refers to the code object (3.10), and what is dropped
 /// within an event keeps its references for some time.
 pub fn qualified_name<'py>(code: &Bound<'py, PyAny>) -> Option<Bound<'py, PyAny>> {
-    let is_there = code.py().version_info() >= (3, 11);
+    let is_there = own::interpreter(code.py()).has_qualified_names;
     is_there.then(|| code.getattr("co_qualname").ok()).flatten()
 }
 
@@ -401,11 +403,8 @@ pub struct ReferenceCounts {
 
 impl ReferenceCounts {
     pub fn new(py: Python<'_>) -> ReferenceCounts {
-        // From 3.12 on the lower half; from 3.14 on there are flags above it (`Include/refcount.h`). In objects that never
-        // end it is large.
-        let is_half = py.version_info() >= (3, 12);
         ReferenceCounts {
-            mask: if is_half { u32::MAX as usize } else { usize::MAX },
+            mask: own::interpreter(py).reference_bits as usize,
         }
     }
 
@@ -441,20 +440,18 @@ impl ResumePlaces {
     pub fn of(code: &Bound<'_, PyAny>) -> Option<ResumePlaces> {
         /// `CO_GENERATOR`, `CO_COROUTINE`, `CO_ASYNC_GENERATOR`.
         const GENERATORS: u32 = 0x20 | 0x80 | 0x200;
-        /// Of 3.11 (`Include/opcode.h`).
-        const RESUME: u8 = 151;
-        let version = code.py().version_info();
+        let own = own::interpreter(code.py());
         let flags: u32 = code.getattr("co_flags").ok()?.extract().ok()?;
-        if version >= (3, 12) || flags & GENERATORS == 0 {
+        if own.has_monitoring || flags & GENERATORS == 0 {
             return None;
         }
         let bytes = code.getattr("co_code").ok()?;
         let code = bytes.cast::<pyo3::types::PyBytes>().ok()?.as_bytes().to_vec();
-        if version < (3, 11) {
+        let Some(resume) = own.resume else {
             return Some(ResumePlaces { begins_at: -1, code });
-        }
-        // The first RESUME with 0 is the begin; those after a yield have other arguments.
-        let at = code.chunks_exact(2).position(|unit| unit == [RESUME, 0])?;
+        };
+        // The first one with 0 is the begin; those after a yield have other arguments.
+        let at = code.chunks_exact(2).position(|unit| unit == [resume, 0])?;
         let begins_at = i32::try_from(at * 2).ok()?;
         Some(ResumePlaces { begins_at, code })
     }

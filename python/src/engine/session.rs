@@ -13,7 +13,7 @@ use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 
 use super::threads::{self, SessionThread};
-use super::{Clock, EVENTS, Filter, Machine, SessionFunctions, ThreadInfo, greenlets, hook, monitoring, objects};
+use super::{Clock, EVENTS, Filter, Machine, SessionFunctions, ThreadInfo, greenlets, hook, monitoring, objects, own};
 
 /// A clock of the user's own.
 pub struct UserTimer {
@@ -265,7 +265,7 @@ impl<M: Machine> EngineSession<M> {
         }
         greenlets::start::<M>(others.is_empty());
         this.is_running = true;
-        let installed = if py.version_info() >= (3, 12) {
+        let installed = if own::interpreter(py).has_monitoring {
             let builtins = this.options.builtins || others.iter().any(|s| s.builtins);
             // What one has switched on stays on until the last one stops.
             let is_mixed = others.iter().any(|s| s.builtins != this.options.builtins);
@@ -318,7 +318,7 @@ impl<M: Machine> EngineSession<M> {
         let is_last = self.unregister(py);
         threads::forget_last();
         greenlets::stop(py, is_last);
-        let removed = if py.version_info() >= (3, 12) {
+        let removed = if own::interpreter(py).has_monitoring {
             match is_last {
                 true => monitoring::remove(py, self.tool),
                 false => Ok(()),

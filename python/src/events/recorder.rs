@@ -12,7 +12,7 @@ use super::timeline::{EndedKeys, code};
 use crate::engine::stacks::OpenCallStacks;
 use crate::engine::{
     self, CallEvent, Callee, Clock, CurrentGreenlet, EndedFunctions, EngineSession, EventContext, EventOutcome, Filter,
-    FunctionObject, Machine, Moment, ThreadInfo,
+    FunctionObject, Machine, Moment, ThreadInfo, own,
 };
 
 /// The machine of one thread: only what the engine wants to know of it.
@@ -31,7 +31,7 @@ struct Logs {
     all: Vec<(Ticket, Arc<Sink>)>,
     ended: EndedKeys,
     /// Events come from the profile hook.
-    is_before_3_12: bool,
+    has_hook: bool,
 }
 
 impl EventMachine {
@@ -51,7 +51,7 @@ impl EventMachine {
 
     #[cold]
     fn enter_left_out(&mut self, key: usize, context: &EventContext<'_, Logs>) -> EventOutcome {
-        if context.shared.is_before_3_12 {
+        if context.shared.has_hook {
             self.stack.push(key);
             self.left_out.push(self.stack.len());
         }
@@ -218,7 +218,7 @@ pub fn add(owner: &Bound<'_, PyAny>, sink: Arc<Sink>, ticket: Ticket) -> PyResul
     let logs = Logs {
         all: vec![(ticket, sink)],
         ended: EndedKeys::default(),
-        is_before_3_12: py.version_info() < (3, 12),
+        has_hook: !own::interpreter(py).has_monitoring,
     };
     let place = session(py);
     let (started, _) = place.insert((

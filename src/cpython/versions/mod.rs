@@ -63,6 +63,24 @@ pub struct VersionFacts {
     pub tasks: Option<TaskLayout>,
     /// `_asyncio` publishes its offsets (`_Py_AsyncioModuleDebugOffsets`, Modules/_asynciomodule.c, 3.14 and later).
     pub publishes_tasks: bool,
+    /// What the Python package relies on in an interpreter of this version.
+    pub own: OwnInterpreter,
+}
+
+/// What is particular to the interpreter that the Python package runs in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OwnInterpreter {
+    /// Code objects have `co_qualname` (Objects/codeobject.c, 3.11 and later).
+    pub has_qualified_names: bool,
+    /// `sys.monitoring` reports calls (3.12 and later). Before, profile hooks do, for which a generator that continues is
+    /// called again.
+    pub has_monitoring: bool,
+    /// The bits of an object's first word that count its references: from 3.12 on the lower half; from 3.14 on there are
+    /// flags above it (Include/refcount.h). In objects that never end the count is large.
+    pub reference_bits: u64,
+    /// The instruction that a generator begins with, where its argument says so (Include/opcode.h, 3.11), and nothing else
+    /// does.
+    pub resume: Option<u8>,
 }
 
 impl VersionFacts {

@@ -1,7 +1,7 @@
 //! CPython 3.11, from the DWARF of v3.11.7. Frames are no objects any more (`_PyInterpreterFrame`), and one call of
 //! the eval function runs several; coroutines contain their frames. New is the table of locations.
 
-use super::{VersionFacts, v3_10};
+use super::{OwnInterpreter, VersionFacts, v3_10};
 use crate::cpython::object_layout::{GilLocation, InstanceDict, LocalNames, ObjectLayout};
 use crate::cpython::tasks::layout::{CoroutineFrame, FrameState, StackTop, StateValues, TaskLayout};
 use crate::cpython_layout::{Anchor, InstructionEncoding, Layout, LineTable};
@@ -12,6 +12,11 @@ pub const VERSION: VersionFacts = VersionFacts {
     has_version_literal: false,
     objects: OBJECTS,
     tasks: Some(TASKS),
+    own: OwnInterpreter {
+        has_qualified_names: true,
+        resume: Some(151),
+        ..v3_10::VERSION.own
+    },
     ..v3_10::VERSION
 };
 

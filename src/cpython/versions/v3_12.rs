@@ -1,7 +1,7 @@
 //! CPython 3.12, from the DWARF of v3.12.1. New are entry frames in the calls of the eval function, numbers of code
 //! objects, a GIL for each interpreter, and the sign of integers in their lowest bits.
 
-use super::{VersionFacts, v3_11};
+use super::{OwnInterpreter, VersionFacts, v3_11};
 use crate::cpython::code_epoch::CodeNumbers;
 use crate::cpython::object_layout::{GilLocation, InstanceDict, ObjectLayout};
 use crate::cpython::tasks::layout::{CoroutineFrame, FrameState, TaskLayout};
@@ -13,6 +13,12 @@ pub const VERSION: VersionFacts = VersionFacts {
     code_numbers: Some(CodeNumbers::Variable),
     objects: OBJECTS,
     tasks: Some(TASKS),
+    own: OwnInterpreter {
+        has_monitoring: true,
+        reference_bits: 0xffff_ffff,
+        resume: None,
+        ..v3_11::VERSION.own
+    },
     ..v3_11::VERSION
 };
 

@@ -1,6 +1,6 @@
 //! CPython 3.8, from the DWARF of v3.8.18. The rows of 3.6 and 3.7 say what is different from this one.
 
-use super::VersionFacts;
+use super::{OwnInterpreter, VersionFacts};
 use crate::cpython::object_layout::{GilLocation, LocalNames, ObjectLayout};
 use crate::cpython::tasks::layout::{CoroutineFrame, FrameState, StackTop, TaskLayout};
 use crate::cpython_layout::{ABSENT, Anchor, InstructionEncoding, Layout, LineTable};
@@ -16,6 +16,12 @@ pub const VERSION: VersionFacts = VersionFacts {
     objects: OBJECTS,
     tasks: Some(TASKS),
     publishes_tasks: false,
+    own: OwnInterpreter {
+        has_qualified_names: false,
+        has_monitoring: false,
+        reference_bits: u64::MAX,
+        resume: None,
+    },
 };
 
 pub(super) const LAYOUT: Layout = Layout {
