@@ -1,5 +1,5 @@
 //! Checks the architecture in the source text: imports go one way, unsafe code is limited to few files and explained,
-//! and long files have a reason.
+//! versions of CPython are compared in one place, and long files have a reason.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -71,6 +71,9 @@ const UNSAFE_HOOKS: &[&str] = &[
 
 /// Files that read text as UTF-8: the kernel's name of a clock, and what our own programs print.
 const TRUSTED_TEXT: &[&str] = &["engine/clock.rs", "cli/commands/selftest/workload.rs"];
+
+/// Where versions of CPython are compared: in the rows of facts, and in the names of functions by version.
+const VERSIONS: &[&str] = &["cpython/versions/", "profile/interpreter_frames/"];
 
 const MAX_LINES: usize = 800;
 
@@ -283,6 +286,68 @@ fn files_of_proc_are_read_as_bytes() {
         }
     }
     assert!(wrong.is_empty(), "\n{}", wrong.join("\n"));
+}
+
+/// Whether a line of code compares a version of CPython: its minor number, or all of it with `(3, N)`.
+fn compares_versions(line: &str) -> bool {
+    let line = code(line);
+    let has_word = |wanted: &str| {
+        let words = line.split(|c: char| !c.is_alphanumeric() && c != '_');
+        words.into_iter().any(|word| word == wanted)
+    };
+    // Files have devices with two numbers.
+    let has_minor = has_word("minor") && !has_word("major") || line.contains("version.1");
+    let operators = ["<=", ">=", "==", "!=", " < ", " > ", "..", "match ", "matches!"];
+    let is_version = |rest: &str| rest.starts_with(|c: char| c.is_ascii_digit());
+    let (before_arrow, after_arrow) = line.split_once("=>").unwrap_or((line, ""));
+    let is_arm = line.contains("=>") && before_arrow.split("(3, ").skip(1).any(is_version);
+    let is_compared = operators.iter().any(|operator| {
+        let mut sides = [before_arrow, after_arrow]
+            .into_iter()
+            .flat_map(|part| part.split(operator).skip(1));
+        sides.any(|rest| rest.trim_start().starts_with("(3, "))
+    });
+    is_arm || is_compared || has_minor && operators.iter().any(|operator| line.contains(operator))
+}
+
+#[test]
+fn versions_are_compared_in_one_place() {
+    for (line, expected) in [
+        ("    if minor >= 11 {", true),
+        ("    let at = match self.tasks.minor {", true),
+        ("    let (3, minor @ 7..=15, _) = runtime.version else {", true),
+        ("        (3, 9 | 10, _) => 352,", true),
+        ("    if published.is_none() && runtime.version >= (3, 14, 0) {", true),
+        ("    let is_half = py.version_info() < (3, 12);", true),
+        ("    let newest = rows.last().filter(|row| row.version.1 > at);", true),
+        ("        (major, minor, 255) => format!(\"{major}.{minor}{t}\"),", false),
+        (
+            "    inode == mapping.inode || device != libc::makedev(major, minor)",
+            false,
+        ),
+        ("        (Offset(at), _) => (3, 0, at as u32),", false),
+        ("    Some((3, digits.parse().ok()?, 255)) // minor >= 6", false),
+    ] {
+        assert_eq!(compares_versions(line), expected, "{line}");
+    }
+    let mut wrong = Vec::new();
+    for directory in ["src", "python/src", "hooks/src"] {
+        for source in files_below(directory, &["rs"]) {
+            let is_exempt = VERSIONS.iter().any(|place| source.name.starts_with(place));
+            if is_exempt || source.name.ends_with("tests.rs") || source.name.contains("/tests/") {
+                continue;
+            }
+            let text = &source.text;
+            let (program, _) = text.split_once("#[cfg(test)]\nmod ").unwrap_or((text, ""));
+            let lines = (1..).zip(program.lines()).filter(|(_, line)| compares_versions(line));
+            wrong.extend(lines.map(|(n, line)| format!("{directory}/{}:{n}: {}", source.name, line.trim())));
+        }
+    }
+    assert!(
+        wrong.is_empty(),
+        "make it a field of a row in src/cpython/versions:\n{}",
+        wrong.join("\n")
+    );
 }
 
 #[test]
