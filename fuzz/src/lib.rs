@@ -49,7 +49,7 @@ impl<'a> Bytes<'a> {
 
     /// The layout of one CPython version.
     pub fn layout(&mut self) -> Layout {
-        let rows = &nativeprof::cpython::versions::ALL;
+        let rows = nativeprof::cpython::versions::ALL;
         rows[usize::from(self.u8()) % rows.len()].layout
     }
 }

@@ -1,16 +1,19 @@
 //! Every supported CPython on this machine.
 
 use std::collections::BTreeSet;
+use std::ops::RangeInclusive;
 use std::panic::AssertUnwindSafe;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Mutex, OnceLock, PoisonError};
 
+use nativeprof::cpython::versions;
+
 use super::chance::{self, Attempt};
 use super::{built, programs, sources};
 
 /// Oldest and newest minor version used.
-const KNOWN: std::ops::RangeInclusive<u32> = 6..=15;
+const KNOWN: RangeInclusive<u32> = versions::ALL[0].minor as u32..=versions::ALL[versions::ALL.len() - 1].minor as u32;
 
 #[derive(Clone, Debug)]
 pub struct Python {
@@ -48,7 +51,9 @@ pub fn pythons() -> &'static [Python] {
         found.sort_by_key(|p| (p.minor, p.name.clone()));
         assert!(
             !found.is_empty(),
-            "no CPython 3.6 to 3.15 was found, neither on PATH nor below ~/.pyenv/versions: install one"
+            "no CPython 3.{} to 3.{} was found, neither on PATH nor below ~/.pyenv/versions: install one",
+            KNOWN.start(),
+            KNOWN.end()
         );
         let headers: Vec<(u32, String, PathBuf)> = found
             .iter()
@@ -179,7 +184,7 @@ fn candidates() -> Vec<PathBuf> {
     if unpacked().exists() {
         directories.push(unpacked().join("bin"));
     } else {
-        eprintln!("NOTE: CPython 3.14 and 3.15 are not here unless on PATH; .ci/install-new-pythons brings them");
+        eprintln!("NOTE: the newest CPythons are not here unless on PATH; .ci/install-new-pythons brings them");
     }
     let mut all: Vec<PathBuf> = names
         .flat_map(|name| directories.iter().map(move |f| f.join(&name)).collect::<Vec<_>>())

@@ -24,7 +24,7 @@ mod v3_8;
 mod v3_9;
 
 /// The known versions, oldest first.
-pub static ALL: [&VersionFacts; 10] = [
+pub const ALL: &[&VersionFacts] = &[
     &v3_6::VERSION,
     &v3_7::VERSION,
     &v3_8::VERSION,

@@ -16,6 +16,7 @@ use crate::cpython::tasks::{
     self, GreenletState, ListedGreenlet, NoTasks, OtherTasks, RawAwaitFrame, SuspendedTrioTask, TaskList,
 };
 use crate::cpython::thread_states::{self, PyThreadState};
+use crate::cpython::versions;
 use crate::cpython_layout::Layout;
 use crate::error::{self, Error, ErrorKind};
 use crate::event::{Pid, Tid};
@@ -160,13 +161,16 @@ pub fn dump(pid: Pid, as_json: bool) -> error::Result<()> {
 
 fn no_tasks(pid: Pid, why: NoTasks, inspection: &Inspection) -> Error {
     let python = inspection.python_text().unwrap_or_default().to_string();
+    let mut known = versions::ALL.iter().filter(|facts| facts.tasks.is_some());
+    let oldest = known.next().map_or(0, |facts| facts.minor);
     match why {
         NoTasks::UnknownVersion => Error::new(
             ErrorKind::Unsupported,
             format!("the tasks of process {pid} cannot be read"),
         )
         .why(format!(
-            "it runs {python}; the layout of tasks is known for CPython 3.7 to 3.15"
+            "it runs {python}; the layout of tasks is known for CPython 3.{oldest} to 3.{}",
+            versions::newest().minor
         ))
         .hint(format!("`nativeprof dump {pid}` shows its threads")),
         NoTasks::NoAsyncio => Error::new(ErrorKind::Unsupported, format!("process {pid} has no asyncio tasks"))
