@@ -16,7 +16,7 @@ use super::maps::Mapping;
 use super::memory::Memory;
 use super::root::Root;
 use crate::error::{Error, Result};
-use crate::event::{Pid, Tid};
+use crate::event::{Pid, Sample, Tid};
 use crate::privileges::checks;
 use crate::sys;
 use crate::sys::procfs;
@@ -80,12 +80,42 @@ pub trait System {
     /// Text of `/proc/kallsyms`.
     fn kernel_symbols(&self) -> Option<String>;
 
-    /// What a file descriptor of a process refers to: a path, `pipe:[...]`, `socket:[...]`. Not on tapes.
+    /// CLOCK_MONOTONIC, ns.
+    fn now(&self) -> u64 {
+        sys::clock::now()
+    }
+
+    /// CPU time that nativeprof has used, ns.
+    fn own_cpu_time(&self) -> u64 {
+        sys::clock::process_cpu_time()
+    }
+
+    /// The number of the system call that a thread sleeps in, `u64::MAX` if it is in none. `None`: it does not sleep, or that is
+    /// not known.
+    fn blocked_call(&self, _pid: Pid, _tid: Tid) -> Option<u64> {
+        None
+    }
+
+    /// A thread that sleeps, as `read` reads it now.
+    fn sleeping_thread(&self, _pid: Pid, _tid: Tid, read: &mut dyn FnMut() -> Option<Sample>) -> Option<Sample> {
+        read()
+    }
+
+    /// Takes note of a sample that comes from no backend, before the session handles it. Of use for tapes only.
+    fn notify_sample(&self, _sample: &Sample) {}
+
+    /// Takes note that the events which a backend had have been handled, and what else was due. Of use for tapes only.
+    fn end_turn(&self) {}
+
+    /// Takes note that sampling has ended, and all samples of open intervals have been handled. Of use for tapes only.
+    fn end_sampling(&self) {}
+
+    /// What a file descriptor of a process refers to: a path, `pipe:[...]`, `socket:[...]`.
     fn descriptor(&self, _pid: Pid, _fd: u32) -> Option<String> {
         None
     }
 
-    /// A table of the sockets in the network of a process (`/proc/PID/net/NAME`), its first megabyte. Not on tapes.
+    /// A table of the sockets in the network of a process (`/proc/PID/net/NAME`), its first megabyte.
     fn network_table(&self, _pid: Pid, _name: &str) -> Option<String> {
         None
     }
@@ -204,6 +234,12 @@ impl System for LiveSystem {
 
     fn kernel_symbols(&self) -> Option<String> {
         procfs::read_text("/proc/kallsyms").ok()
+    }
+
+    fn blocked_call(&self, pid: Pid, tid: Tid) -> Option<u64> {
+        let file = File::open(format!("/proc/{pid}/task/{tid}/syscall")).ok()?;
+        let blocked = procfs::read_blocked(&file).ok()??;
+        Some(blocked.call.map_or(u64::MAX, |(call, _)| call))
     }
 
     fn descriptor(&self, pid: Pid, fd: u32) -> Option<String> {

@@ -37,11 +37,12 @@ pub(super) struct ProcessActivities {
 }
 
 impl Activities {
-    pub(super) fn new(options: &SessionOptions) -> Activities {
+    /// `now`: CLOCK_MONOTONIC, ns.
+    pub(super) fn new(options: &SessionOptions, now: u64) -> Activities {
         Activities {
             task_names: TaskNames::default(),
             tasks: Tasks::new(options.tasks),
-            awaits: Awaits::new(options.await_period()),
+            awaits: Awaits::new(options.await_period(), now),
             lags: Lags::new(options.lag),
             spans: Spans::new(options.spans, options.thread_context),
             states: States::new(options.gil_only),

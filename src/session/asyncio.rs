@@ -26,7 +26,6 @@ use crate::frame::{CodeId, PyFrame, RawFrame};
 use crate::limits::SHIM;
 use crate::process::memory::{Memory, Pages};
 use crate::process::modules::Modules;
-use crate::sys;
 
 /// Time between the first attempts to find asyncio in a process after it has loaded a file, ns, and how many of them are not to be
 /// late: it may be importing asyncio.
@@ -109,19 +108,20 @@ fn names_at_sample(copied: Vec<(u64, CopiedName)>, time: u64, known: &[(&KnownTa
 }
 
 impl CoroutineTasks {
-    /// Makes the tasks among these, given as (task, frame), known if their frames are wanted.
+    /// Makes the tasks among these, given as (task, frame), known if their frames are wanted; `clock`: CLOCK_MONOTONIC, ns.
     fn remember(
         &mut self,
         reader: &TaskReader,
         memory: &Pages<'_>,
         tasks: &[(u64, u64)],
         wanted: &dyn Fn(u64) -> bool,
+        clock: &dyn Fn() -> u64,
     ) {
         for (task, frame) in tasks.iter().filter(|(_, frame)| wanted(*frame)) {
             if self.known.len() >= MAX_KNOWN {
                 self.known.clear();
             }
-            let read = sys::clock::now();
+            let read = clock();
             if let Some(chain) = reader.chain(memory, *task) {
                 self.known.insert(*frame, KnownTask { chain, read });
             }
@@ -129,20 +129,20 @@ impl CoroutineTasks {
     }
 
     /// Makes the task with this frame known, if it still exists. Reads all tasks where that is due.
-    fn locate(&mut self, reader: &mut TaskReader, memory: &Pages<'_>, time: u64, frame: u64) {
+    fn locate(&mut self, reader: &mut TaskReader, memory: &Pages<'_>, time: u64, frame: u64, clock: &dyn Fn() -> u64) {
         let mut task = self.located.get(&frame).copied();
         task = task.filter(|task| reader.frame(memory, *task) == Some(frame));
         if task.is_none() && time >= self.next_scan {
-            let began = sys::clock::now();
+            let began = clock();
             if let Ok(all) = reader.all(memory) {
                 self.located = all.into_iter().map(|(task, frame)| (frame, task)).collect();
                 task = self.located.get(&frame).copied();
             }
-            let took = sys::clock::now().saturating_sub(began);
+            let took = clock().saturating_sub(began);
             self.next_scan = time + PAUSE_FACTOR * took;
         }
         if let Some(task) = task {
-            self.remember(reader, memory, &[(task, frame)], &|_| true);
+            self.remember(reader, memory, &[(task, frame)], &|_| true, clock);
         }
     }
 }
@@ -197,7 +197,7 @@ impl Asyncio {
             return;
         }
         self.attempts += 1;
-        let began = sys::clock::now();
+        let began = files.system.now();
         if self.reader.is_none() {
             self.reader = task_reader(process, files).ok();
         }
@@ -206,7 +206,7 @@ impl Asyncio {
             let found = reader.find_running_tasks(&Pages::new(&live));
             self.running = found.ok().map(|running| (running, true));
         }
-        let took = sys::clock::now().saturating_sub(began);
+        let took = files.system.now().saturating_sub(began);
         // The longer nothing comes, the less often it is searched for.
         self.next = now + (RETRY * self.attempts).max(PAUSE_FACTOR * took);
     }
@@ -274,7 +274,8 @@ impl TaskSource for Asyncio {
             .filter(is_there)
             .map(|task| (task.task, task.frame))
             .collect();
-        own.remember(reader, &memory, &copied, &|_| true);
+        let clock = || s.files.system.now();
+        own.remember(reader, &memory, &copied, &|_| true, &clock);
         let unknown: Vec<u64> = frames
             .iter()
             .map(|(_, frame, _)| *frame)
@@ -283,12 +284,12 @@ impl TaskSource for Asyncio {
         // An eager task may run inside of another one, so inner coroutines matter, too.
         if !unknown.is_empty() && s.sample.tasks.is_empty() {
             match reader.running(&memory) {
-                Ok(running) => own.remember(reader, &memory, &running, &|frame| unknown.contains(&frame)),
+                Ok(running) => own.remember(reader, &memory, &running, &|frame| unknown.contains(&frame), &clock),
                 Err(_) => return None, // asyncio is not loaded: coroutines of something else
             }
         }
         if copy_of(outermost).is_none() && !own.known.contains_key(&outermost) {
-            own.locate(reader, &memory, s.sample.time, outermost);
+            own.locate(reader, &memory, s.sample.time, outermost, &clock);
         }
         if let Some(known) = own.known.get(&outermost)
             && let Some((facts, _)) = known.chain.tasks.first()

@@ -27,7 +27,6 @@ use crate::cpython::tasks::{self, RawAwaitFrame};
 use crate::event::{AwaitKind, Pid, Sample, Tid};
 use crate::frame::RawFrame;
 use crate::process::memory::Pages;
-use crate::sys;
 
 /// Tasks that one wait is shared among, at most; over several waits all have their turn.
 const MAX_SHARERS: usize = 64;
@@ -240,14 +239,14 @@ fn await_frames(reading: &mut TaskReading<'_>, frames: &[RawAwaitFrame]) -> Opti
 }
 
 impl Awaits {
-    /// `period`: of sampling, ns, where suspended tasks are to be read.
-    pub(super) fn new(period: Option<u64>) -> Awaits {
+    /// `period`: of sampling, ns, where suspended tasks are to be read; `seed`: of the times of readings.
+    pub(super) fn new(period: Option<u64>, seed: u64) -> Awaits {
         Awaits {
             period,
             rows: FxHashMap::default(),
             uncounted: 0,
             next_addition: 0,
-            rng: Rng::new(sys::clock::now()),
+            rng: Rng::new(seed),
         }
     }
 
@@ -257,11 +256,11 @@ impl Awaits {
     }
 
     /// How long until the tasks of a process are to be read.
-    pub(super) fn until_reading(&self, own: &ProcessAwaits) -> Duration {
+    pub(super) fn until_reading(&self, own: &ProcessAwaits, now: u64) -> Duration {
         if self.period.is_none() || own.times.is_none() {
             return Duration::MAX;
         }
-        Duration::from_nanos(own.due.saturating_sub(sys::clock::now()))
+        Duration::from_nanos(own.due.saturating_sub(now))
     }
 
     /// Shares the time that a thread waited among the tasks that it waited for; `time` and `length` of the interval in ns. False if
@@ -298,9 +297,9 @@ impl Awaits {
     }
 
     /// Takes note that there are no more readings of a process.
-    pub(super) fn end_readings(&mut self, own: &mut ProcessAwaits, pid: Pid) {
+    pub(super) fn end_readings(&mut self, own: &mut ProcessAwaits, pid: Pid, now: u64) {
         if let Some(times) = &mut own.times {
-            let represented = times.end(sys::clock::now());
+            let represented = times.end(now);
             let shown = std::mem::take(&mut own.shown);
             self.add_time(pid, &shown, represented);
         }
@@ -325,7 +324,7 @@ impl Awaits {
         self.add_time(process.pid(), &std::mem::take(&mut own.shown), represented);
         let mut took = 0;
         if process.interpreter().is_some() {
-            let began = sys::clock::process_cpu_time();
+            let began = files.system.own_cpu_time();
             let mut found = Reading::new(now);
             let ProcessTasks {
                 asyncio,
@@ -354,7 +353,7 @@ impl Awaits {
             own.keep(found);
             // The first reading, which searches much memory, is not paid for by a pause: nothing would be known in it.
             if own.due != 0 {
-                took = sys::clock::process_cpu_time().saturating_sub(began);
+                took = system.own_cpu_time().saturating_sub(began);
             }
         }
         own.due = now + own.pauses.next(took, period, &mut self.rng);
@@ -364,17 +363,17 @@ impl Awaits {
     pub(super) fn add_due_rows(&mut self, segment: &mut Segment, now: u64) {
         if now >= self.next_addition {
             let rows = self.rows.len() as u64;
-            self.add_rows(segment);
+            self.add_rows(segment, now);
             self.next_addition = now + ADDITION.max(PER_ROW * rows);
         }
     }
 
     /// Adds what has been counted since the last time to the segment.
-    pub(super) fn add_rows(&mut self, segment: &mut Segment) {
+    pub(super) fn add_rows(&mut self, segment: &mut Segment, now: u64) {
         let period = self.period.unwrap_or(1).max(1);
         let time = match segment.timeline.last() {
             Some(last) => last.time,
-            None => sys::clock::now(),
+            None => now,
         };
         let mut rows: Vec<_> = std::mem::take(&mut self.rows).into_iter().collect();
         rows.sort_unstable_by_key(|(key, _)| *key);

@@ -5,7 +5,6 @@
 //! thread say in which stack, and make the times exact.
 
 use std::collections::VecDeque;
-use std::fs::File;
 use std::time::Duration;
 
 use rustc_hash::FxHashMap;
@@ -22,8 +21,6 @@ use crate::cpython::tasks::TaskReader;
 use crate::event::{Pid, Sample, Tid};
 use crate::frame::RawFrame;
 use crate::process::memory::Pages;
-use crate::sys;
-use crate::sys::procfs;
 
 /// Time between two readings of a queue, ns, at most; a tenth of the threshold if that is less.
 const INTERVAL: u64 = 4_000_000;
@@ -72,7 +69,6 @@ struct WatchedLoop {
     tid: Tid,
     /// `pthread_self` of that thread, if it can be read that it runs the loop.
     thread: Option<u64>,
-    system_call: Option<File>,
     /// Callbacks begun when the queue was read the last time, and when that was.
     begun: u64,
     read: u64,
@@ -196,7 +192,7 @@ impl ProcessLags {
         if now < self.next_search {
             return;
         }
-        let began = sys::clock::process_cpu_time();
+        let began = files.system.own_cpu_time();
         let live = process.live_memory(&*files.system);
         let memory = Pages::new(&live);
         let found = reader.event_loops(&memory);
@@ -210,7 +206,6 @@ impl ProcessLags {
                 is_used && reader.ready_queue(&memory, known.event_loop) == Some(known.queue)
             });
         }
-        let pid = process.pid();
         for event_loop in found.unwrap_or_default() {
             if self.loops.len() >= MAX_LOOPS {
                 break;
@@ -230,7 +225,6 @@ impl ProcessLags {
                 queue,
                 tid,
                 thread,
-                system_call: File::open(format!("/proc/{pid}/task/{tid}/syscall")).ok(),
                 begun: 0,
                 read: 0,
                 current: Callback::default(),
@@ -238,7 +232,7 @@ impl ProcessLags {
                 sleeps: false,
             });
         }
-        let took = sys::clock::process_cpu_time().saturating_sub(began);
+        let took = files.system.own_cpu_time().saturating_sub(began);
         let mut pause = SEARCH;
         if self.loops.is_empty() {
             self.vain += 1;
@@ -259,13 +253,13 @@ impl ProcessLags {
     }
 
     /// Takes in the stack of such a thread; `in_callback`: it is in a callback, and not in another way to wait for events.
-    pub(super) fn add_sleeping(&mut self, tid: Tid, node: RawNode, in_callback: bool) {
+    pub(super) fn add_sleeping(&mut self, tid: Tid, node: RawNode, in_callback: bool, now: u64) {
         for watched in self.loops.iter_mut().filter(|watched| watched.tid == tid) {
             if in_callback {
                 watched.current.node = node;
             } else {
                 watched.is_long = false;
-                watched.current.began = (watched.read, sys::clock::now());
+                watched.current.began = (watched.read, now);
             }
         }
     }
@@ -337,10 +331,10 @@ impl Lags {
     }
 
     /// How long until queues are to be read.
-    pub(super) fn until_reading(&self) -> Duration {
+    pub(super) fn until_reading(&self, now: u64) -> Duration {
         match self.threshold {
             None => Duration::MAX,
-            Some(_) => Duration::from_nanos(self.due.saturating_sub(sys::clock::now())),
+            Some(_) => Duration::from_nanos(self.due.saturating_sub(now)),
         }
     }
 
@@ -388,8 +382,8 @@ impl Lags {
     }
 
     /// Ends the callbacks of a process that has ended or executes another program.
-    pub(super) fn end_process(&mut self, own: &mut ProcessLags, pid: Pid, segment: &mut Segment) {
-        own.retain(sys::clock::now(), &mut self.ended, |_| false);
+    pub(super) fn end_process(&mut self, own: &mut ProcessLags, pid: Pid, segment: &mut Segment, now: u64) {
+        own.retain(now, &mut self.ended, |_| false);
         let (ended, others) = self.ended.drain(..).partition(|callback| callback.pid == pid);
         self.ended = ended;
         self.finish(u64::MAX, segment, |_| Some(own));
@@ -430,9 +424,9 @@ impl Lags {
     ) {
         let live = process.live_memory(&*files.system);
         // What is read is of a time in between.
-        let earliest = sys::clock::now();
+        let earliest = files.system.now();
         let begun = reader.callbacks_begun(&live, watched.queue);
-        let now = sys::clock::now();
+        let now = files.system.now();
         let Some(begun) = begun else { return };
         let before = std::mem::replace(&mut watched.read, earliest);
         let mut ends = |watched: &mut WatchedLoop| {
@@ -456,11 +450,7 @@ impl Lags {
         if !watched.is_long && now.saturating_sub(watched.current.began.1) < threshold / 2 {
             return;
         }
-        let blocked = watched.system_call.as_ref().map(procfs::read_blocked);
-        let call = match blocked {
-            Some(Ok(Some(blocked))) => Some(blocked.call.map_or(u64::MAX, |(call, _)| call)),
-            _ => None,
-        };
+        let call = files.system.blocked_call(process.pid(), watched.tid);
         if call.is_some_and(waits_for_events) {
             // Its next callback begins after this.
             return ends(watched);

@@ -19,7 +19,6 @@ use crate::profile::measure::Measure;
 use crate::profile::model::{Meta, Profile};
 use crate::resolve::naming::NamingProcess;
 use crate::resolve::{self, Fetch, NameCache, ResolveInput};
-use crate::sys;
 
 mod activities;
 mod asyncio;
@@ -168,11 +167,11 @@ type TargetUpdate<'a> = dyn FnMut(Pid, Option<&TargetLayout>) -> Result<()> + 'a
 impl Session {
     fn new(options: SessionOptions, system: Box<dyn System>) -> Session {
         Session {
+            activities: Activities::new(&options, system.now()),
             files: Files::new(system),
             processes: Processes::default(),
             names: Names::default(),
             stacks: StackBuilder::new(&options),
-            activities: Activities::new(&options),
             segment: Segment::default(),
             naming: Naming::default(),
             options,
@@ -206,7 +205,7 @@ impl Session {
                 } = known;
                 let has_python = process.detect_python(&self.files);
                 let spans = &mut self.activities.spans;
-                let has_spans = spans.find(&mut activities.spans, process, &self.files, sys::clock::now());
+                let has_spans = spans.find(&mut activities.spans, process, &self.files, self.files.system.now());
                 if has_python {
                     self.names.set_interpreter(pid, process.python_text(&self.files));
                 }
@@ -342,7 +341,8 @@ impl Session {
             if process.jit.is_sampled {
                 process.scan_jit_code(&mut self.files, None);
             }
-            self.activities.awaits.end_readings(&mut activities.awaits, pid);
+            let now = self.files.system.now();
+            self.activities.awaits.end_readings(&mut activities.awaits, pid, now);
         }
         if let Some(oldest) = self.processes.depart(pid) {
             self.forget(oldest);
@@ -355,8 +355,11 @@ impl Session {
         let Some((mut own, has_code)) = self.processes.forget(pid) else {
             return;
         };
-        self.activities.awaits.end_readings(&mut own.awaits, pid);
-        self.activities.lags.end_process(&mut own.lags, pid, &mut self.segment);
+        let now = self.files.system.now();
+        self.activities.awaits.end_readings(&mut own.awaits, pid, now);
+        self.activities
+            .lags
+            .end_process(&mut own.lags, pid, &mut self.segment, now);
         self.files.codes.remove_process(pid);
         if !has_code {
             self.files.open.perf_maps.remove(&pid);
@@ -370,7 +373,7 @@ impl Session {
 
     /// Reads what a backend needs to know of a process.
     fn read_layout(&mut self, pid: Pid) -> Option<TargetLayout> {
-        let now = sys::clock::now();
+        let now = self.files.system.now();
         let (files, activities) = (&self.files, &mut self.activities);
         let KnownProcess {
             process,
@@ -413,7 +416,7 @@ impl Session {
         update(pid, Some(&layout))?;
         if let Some(known) = self.processes.get_mut(pid) {
             known.process.locks.take_changed();
-            known.activities.workers.inherited_known();
+            known.activities.workers.inherited_known(self.files.system.now());
         }
         Ok(())
     }
@@ -441,15 +444,16 @@ impl Session {
 
     /// Lets go of the nodes of the segment's tree, which is about to be replaced.
     fn forget_nodes(&mut self) {
+        let now = self.files.system.now();
         let Activities {
             awaits, lags, wakers, ..
         } = &mut self.activities;
         for known in self.processes.iter_mut() {
-            awaits.end_readings(&mut known.activities.awaits, known.process.pid());
+            awaits.end_readings(&mut known.activities.awaits, known.process.pid(), now);
             known.activities.awaits.forget_nodes();
             known.activities.lags.forget_nodes();
         }
-        awaits.add_rows(&mut self.segment);
+        awaits.add_rows(&mut self.segment, now);
         lags.forget_nodes();
         wakers.forget_nodes();
     }

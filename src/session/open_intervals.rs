@@ -15,7 +15,6 @@ use crate::cpython::{frame_walk, thread_states};
 use crate::cpython_layout::TargetLayout;
 use crate::event::{PythonWalk, Sample, Tid};
 use crate::process::maps;
-use crate::sys;
 
 /// Maximum number of threads of a process of which a sample is kept.
 const MAX_KEPT: usize = 4096;
@@ -73,9 +72,8 @@ impl SleepingThreads {
         }
     }
 
-    /// What was read of the process a short time ago, if its interpreter was as well known as now.
-    pub(super) fn context(&self, has_interpreter: bool) -> Option<Rc<ProcessContext>> {
-        let now = sys::clock::now();
+    /// What was read of the process a short time before `now`, if its interpreter was as well known as now.
+    pub(super) fn context(&self, now: u64, has_interpreter: bool) -> Option<Rc<ProcessContext>> {
         let fits = |known: &&Rc<ProcessContext>| {
             now.saturating_sub(known.time) < CONTEXT_AGE && known.layout.python.is_some() == has_interpreter
         };
@@ -95,7 +93,7 @@ impl SleepingThreads {
             .interpreter()
             .map(|p| thread_states::thread_pointers(&memory, p, &thread_states::states(&memory, p)));
         let context = Rc::new(ProcessContext {
-            time: sys::clock::now(),
+            time: files.system.now(),
             layout,
             writable: maps.iter().filter(|m| m.writable).map(|m| (m.start, m.end)).collect(),
             thread_pointers: thread_pointers.unwrap_or_default(),

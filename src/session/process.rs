@@ -18,7 +18,6 @@ use crate::limits::MAX_NESTED;
 use crate::process::AddressSpace;
 use crate::process::memory::Memory;
 use crate::process::system::{ProcessMemory, System};
-use crate::sys;
 
 /// Said of an interpreter whose frames are not read.
 const UNKNOWN: &str = ": unsupported version, so Python frames are not available";
@@ -313,7 +312,7 @@ impl Process {
 
     /// The thread that has this ID in the process's own PID namespace.
     pub(super) fn host_thread(&self, system: &dyn System, inside: Tid) -> Option<Tid> {
-        self.thread_ids.host(system, self.pid(), inside, sys::clock::now())
+        self.thread_ids.host(system, self.pid(), inside, system.now())
     }
 
     /// The threads with a Python thread state, by their `pthread_self`.

@@ -17,7 +17,6 @@ use crate::cpython_layout::TargetLayout;
 use crate::error::Result;
 use crate::event::{Event, Pid, Sample, Tid};
 use crate::frame::RawFrame;
-use crate::sys;
 
 /// Events on their way from a backend to a session. Every recording, live or replayed, runs through one.
 #[derive(Default)]
@@ -69,13 +68,14 @@ impl EventPump {
                 break;
             }
         }
-        let now = sys::clock::now();
+        session.add_sleeping(backend)?;
+        let now = session.files.system.now();
         for pid in session.search(now) {
             session.notify_backend(pid, &mut |pid, layout| update_backend(backend, pid, layout))?;
         }
-        session.add_sleeping(backend)?;
         session.read_awaits();
         session.read_lags();
+        session.files.system.end_turn();
         Ok(self.is_waiting())
     }
 
@@ -113,9 +113,10 @@ impl Session {
     /// How long until something of the processes is to be read or searched.
     fn until_reading(&self) -> Duration {
         let activities = &self.activities;
-        let mut until = activities.lags.until_reading();
+        let now = self.files.system.now();
+        let mut until = activities.lags.until_reading(now);
         for KnownProcess { activities: own, .. } in self.processes.iter() {
-            until = until.min(activities.awaits.until_reading(&own.awaits));
+            until = until.min(activities.awaits.until_reading(&own.awaits, now));
             until = until.min(own.spans.until_search());
             if self.options.needs_asyncio() {
                 until = until.min(own.tasks.asyncio.until_search());
@@ -161,7 +162,7 @@ impl Session {
 
     /// Reads the suspended tasks of the processes where that is due.
     fn read_awaits(&mut self) {
-        let now = sys::clock::now();
+        let now = self.files.system.now();
         let (activities, files) = (&mut self.activities, &mut self.files);
         if !activities.awaits.are_read() {
             return;
@@ -185,7 +186,7 @@ impl Session {
 
     /// Reads the queues of event loops if that is due, and the stacks of callbacks that sleep.
     fn read_lags(&mut self) {
-        let now = sys::clock::now();
+        let now = self.files.system.now();
         if !self.activities.lags.begin_reading(now) {
             return;
         }
@@ -201,7 +202,9 @@ impl Session {
             sleeping.extend(lags.take_sleeping().into_iter().map(|tid| (process.pid(), tid)));
         }
         for (pid, tid) in sleeping {
-            if let Some(Ok(s)) = self.read_sleeping(pid, vec![tid]).remove(&tid) {
+            let system = self.files.system.clone();
+            let mut read = || self.read_sleeping(pid, vec![tid]).remove(&tid)?.ok();
+            if let Some(s) = system.sleeping_thread(pid, tid, &mut read) {
                 self.add_sleeping_callback(&s);
             }
         }
@@ -224,7 +227,7 @@ impl Session {
         let node = self
             .segment
             .node(&mut FramePath::default(), stack, &|f| files.name_bytes(f));
-        own.lags.add_sleeping(s.tid, node, in_callback);
+        own.lags.add_sleeping(s.tid, node, in_callback, files.system.now());
     }
 
     /// Counts the intervals that are still open now that `backend` has stopped, and ends what is observed.
@@ -233,14 +236,15 @@ impl Session {
     /// As [`Session::event`].
     pub(super) fn add_open_intervals(&mut self, backend: &mut dyn Backend) -> Result<()> {
         self.add_intervals(backend.open_intervals(), |i, _| i.asleep)?;
-        let now = sys::clock::now();
+        self.files.system.end_sampling();
+        let now = self.files.system.now();
         let activities = &mut self.activities;
         for known in self.processes.iter_mut() {
             let pid = known.process.pid();
-            activities.awaits.end_readings(&mut known.activities.awaits, pid);
+            activities.awaits.end_readings(&mut known.activities.awaits, pid, now);
             activities.lags.end_unfinished(&known.activities.lags, now);
         }
-        activities.awaits.add_rows(&mut self.segment);
+        activities.awaits.add_rows(&mut self.segment, now);
         let processes = &self.processes;
         let own = |pid| Some(&processes.activities(pid)?.lags);
         activities.lags.finish(u64::MAX, &mut self.segment, own);
@@ -309,6 +313,7 @@ impl Session {
                     time_spent: interval.time,
                     ..sample
                 };
+                self.files.system.notify_sample(&sample);
                 self.event(Event::Sample(Box::new(sample)), &mut |_, _| Ok(()))?;
             }
         }
@@ -319,7 +324,8 @@ impl Session {
     fn read_sleeping(&mut self, pid: Pid, tids: Vec<Tid>) -> BTreeMap<Tid, std::result::Result<Sample, SnapshotError>> {
         let known = self.processes.ensure(pid);
         let has_interpreter = known.process.interpreter().is_some();
-        let context = match known.activities.sleeping.context(has_interpreter) {
+        let now = self.files.system.now();
+        let context = match known.activities.sleeping.context(now, has_interpreter) {
             Some(context) => context,
             None => {
                 let layout = self.read_layout(pid).unwrap_or_default();

@@ -2,7 +2,6 @@
 //! sampled; a connection that is closed before that is not named.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::time::{Duration, Instant};
 
 use rustc_hash::{FxHashMap, FxHashSet};
 
@@ -17,8 +16,8 @@ const MAX_DESCRIPTORS: usize = 4096;
 /// Sockets of one process's network that are known, at most.
 const MAX_SOCKETS: usize = 16384;
 /// Shortest time between two readings of the tables of a process; no less than so many times as long as one takes.
-const READ_AGAIN: Duration = Duration::from_millis(100);
-const REST: u32 = 50;
+const READ_AGAIN: u64 = 100_000_000;
+const REST: u64 = 50;
 /// Tables of the kernel (proc(5), `/proc/net`) with addresses.
 const TABLES: [&str; 4] = ["tcp", "tcp6", "udp", "udp6"];
 /// `TCP_LISTEN` of the kernel (include/net/tcp_states.h).
@@ -46,7 +45,7 @@ struct SocketTable {
     /// Ports of this side on which connections are accepted.
     accepting: FxHashSet<u16>,
     /// When it may be read again.
-    next: Option<Instant>,
+    next: Option<u64>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -111,10 +110,10 @@ impl ProcessSockets {
         kind: WaitKind,
         inode: u64,
     ) -> Option<SocketId> {
-        let (table, now) = (&mut self.table, Instant::now());
+        let (table, now) = (&mut self.table, system.now());
         if !table.sockets.contains_key(&inode) && table.next.is_none_or(|next| now >= next) {
             table.read(system, pid);
-            let took = now.elapsed();
+            let took = system.now().saturating_sub(now);
             table.next = Some(now + took + READ_AGAIN.max(took * REST));
         }
         names.id(table.name(kind, inode)?)

@@ -18,7 +18,6 @@ use crate::cpython::thread_states;
 use crate::event::{AwaitKind, Tid};
 use crate::frame::{CodeId, PyFrame, RawFrame, TaskNameId};
 use crate::process::memory::Pages;
-use crate::sys;
 
 /// All tasks of trio are read again after so many times the time that it took the last time.
 const PAUSE_FACTOR: u64 = 20;
@@ -146,10 +145,10 @@ impl TaskSource for Trio {
             let is_meant = |(_, coroutine): &(TrioTask, u64)| *coroutine == root.frame;
             let mut found = reader.trio_task(&live, &offsets, scheduler.frame).filter(is_meant);
             if found.is_none() && s.sample.time >= self.next_scan {
-                let began = sys::clock::now();
+                let began = s.files.system.now();
                 let all = reader.all_trio_tasks(&live, &offsets, scheduler.frame);
                 found = all.into_iter().find(is_meant);
-                self.next_scan = s.sample.time + PAUSE_FACTOR * sys::clock::now().saturating_sub(began);
+                self.next_scan = s.sample.time + PAUSE_FACTOR * s.files.system.now().saturating_sub(began);
             }
             let Some((task, _)) = found else {
                 self.names.remove(&root.frame);

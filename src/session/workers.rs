@@ -20,7 +20,6 @@ use crate::event::{PAGE, Sample, StackBytes, Tid};
 use crate::frame::{CodeId, EvalGroups, ModuleId, NativeFrame, RawFrame};
 use crate::interleave::{self, StackQuality};
 use crate::process::modules::Modules;
-use crate::sys;
 
 /// Stacks of dispatchers that are known, at most, and frames of one of them.
 const MAX_STACKS: usize = 4096;
@@ -218,11 +217,11 @@ impl ProcessWorkers {
         self.inherited.remove(&tid);
     }
 
-    /// The backend knows the registers that the workers of the process started with.
-    pub(super) fn inherited_known(&mut self) {
+    /// The backend knows the registers that the workers of the process started with; `now`: CLOCK_MONOTONIC, ns.
+    pub(super) fn inherited_known(&mut self, now: u64) {
         for inherited in self.inherited.values_mut() {
             if inherited.known_since == u64::MAX {
-                inherited.known_since = sys::clock::now();
+                inherited.known_since = now;
             }
         }
     }

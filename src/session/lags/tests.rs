@@ -42,7 +42,6 @@ fn long_callbacks_of_loops_that_end_are_kept() {
         queue: 1,
         tid,
         thread,
-        system_call: None,
         begun: 1,
         read: 180 * MS,
         current: Callback {
