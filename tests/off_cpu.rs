@@ -442,10 +442,6 @@ fn unsupported_combinations_are_refused() {
             &["--mode", "wall", "--backend", "ptrace", "--wakers"][..],
             "nor what wakes it",
         ),
-        (
-            &["--mode", "off-cpu", "--save-tape", "x.tape"],
-            "a tape cannot record off-CPU time",
-        ),
         (&["--mode", "sleep"], "expected one of cpu, off-cpu, wall"),
         (&["--wakers"], "only CPU time is sampled"),
         (&["--min-blocked", "1ms"], "only CPU time is sampled"),

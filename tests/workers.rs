@@ -123,10 +123,6 @@ fn what_is_not_possible_says_why() {
             "the ptrace backend does not support --attribute-workers",
         ),
         (&["--mode", "off-cpu"], "--attribute-workers needs CPU time"),
-        (
-            &["--save-tape", "/dev/null"],
-            "a tape cannot record what native workers work for",
-        ),
     ] {
         let mut command = nativeprof(&["record", "--attribute-workers", "-o", "/dev/null", "-f", "json"]);
         let done = command

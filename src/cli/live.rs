@@ -17,10 +17,11 @@ use crate::privileges::credentials::{Caps, User};
 use crate::privileges::{checks, phases};
 use crate::process::launch::Launched;
 use crate::resolve::Fetch;
-use crate::session::{FinishedRecording, Grouping, Recording, SessionOptions};
+use crate::session::{FinishedRecording, Grouping, Recording, SessionOptions, replay};
 use crate::sys;
 use crate::sys::process::ExitWatch;
 use crate::sys::ptrace;
+use crate::tape::TapeOptions;
 use crate::tape::recorder::TapeRecorder;
 
 /// Longest time before the clock, the target and signals are checked again.
@@ -225,6 +226,12 @@ impl LiveRecording {
 }
 
 impl LiveOptions<'_> {
+    /// What a tape of the recording says of its options.
+    pub fn on_tape(&self) -> TapeOptions {
+        let wakers = self.sampling.wakers.then_some(self.sampling.kernel);
+        replay::recorded_options(&self.session(), wakers)
+    }
+
     fn session(&self) -> SessionOptions {
         SessionOptions {
             grouping: self.grouping,

@@ -22,15 +22,34 @@ use crate::profile::model::{Meta, Profile};
 use crate::resolve::Fetch;
 use crate::resolve::naming::NamingProcess;
 use crate::tape::prune::{PruneRequest, prune};
-use crate::tape::{Tape, TapeBackend, TapeSystem};
+use crate::tape::{Mark, Tape, TapeBackend, TapeOptions, TapeSystem};
 
-/// A session that has processed all of a tape.
+/// What a tape says of the options of a session; `wakers`: it shows them, with the kernel's functions or without.
+pub fn recorded_options(options: &SessionOptions, wakers: Option<bool>) -> TapeOptions {
+    TapeOptions {
+        weighted: match options.measure {
+            Measure::Time(period) => Some(period),
+            Measure::Event | Measure::Period(..) => None,
+        },
+        gil_only: options.gil_only,
+        tasks: options.tasks,
+        lag: options.lag,
+        workers: options.workers,
+        spans: options.spans,
+        thread_context: options.thread_context,
+        wakers,
+    }
+}
+
+/// A session that has processed all of a tape, with the options of the recording.
 pub struct Replay {
     tape: Rc<Tape>,
     session: Session,
 }
 
 impl Replay {
+    /// `options` say what is shown of it.
+    ///
     /// # Errors
     /// Those of the session for an event; never errors of the machine, which are on the tape.
     pub fn new(tape: &Rc<Tape>, options: SessionOptions) -> Result<Replay> {
@@ -51,18 +70,55 @@ impl Replay {
         visited: Option<VisitedCode>,
         edges: Option<EdgeJudge>,
     ) -> Result<Replay> {
+        let (header, recorded) = (&tape.header, &tape.header.options);
         let options = SessionOptions {
-            measure: Measure::of_event(&tape.header.event, tape.header.rate),
+            measure: match recorded.weighted {
+                Some(period) => Measure::Time(period),
+                None => Measure::of_event(&header.event, header.rate),
+            },
+            gil_only: recorded.gil_only,
+            tasks: recorded.tasks,
+            lag: recorded.lag,
+            workers: recorded.workers,
+            spans: recorded.spans,
+            thread_context: recorded.thread_context,
             ..options
         };
-        let mut session = Session::new(options, Box::new(TapeSystem::new(tape)));
+        let system = TapeSystem::new(tape);
+        let position = system.position();
+        let mut session = Session::new(options, Box::new(system));
         (session.stacks.visited, session.stacks.edges) = (visited, edges);
+        if let Some(kernel) = recorded.wakers {
+            session.show_wakers(kernel);
+        }
         let mut backend = TapeBackend::new(tape.clone());
         if tape.header.attached {
             let _ = session.open(tape.header.pid, &mut |_, _| Ok(())); // the samples will show what is missing
         }
-        let mut pump = EventPump::default();
-        while pump.pump(&mut backend, &mut session, &mut |_| {}, Duration::ZERO, None)? {}
+        let (mut pump, mut has_ended) = (EventPump::default(), false);
+        let mut advance = |_: &Event| position.advance();
+        while let Some(mark) = backend.next_mark() {
+            match mark {
+                Mark::Turn => {
+                    pump.pump(&mut backend, &mut session, &mut advance, Duration::ZERO, None)?;
+                }
+                Mark::End => {
+                    // Samples of intervals that were open.
+                    for event in backend.take() {
+                        advance(&event);
+                        session.event(event, &mut |_, _| Ok(()))?;
+                    }
+                    session.add_open_intervals(&mut backend)?;
+                    has_ended = true;
+                }
+            }
+        }
+        if !has_ended {
+            session.add_open_intervals(&mut backend)?;
+        }
+        if !tape.marks.is_empty() {
+            session.update_thread_names();
+        }
         Ok(Replay {
             tape: tape.clone(),
             session,

@@ -1,6 +1,7 @@
 //! Bytes to tapes. The input is untrusted: every length is bounded by what is left of the input, and everything that
 //! expands (gzip, stacks that repeat their predecessor, zeros of files) by fixed limits.
 
+use std::hash::Hash;
 use std::io::Read;
 use std::sync::Arc;
 
@@ -8,13 +9,19 @@ use flate2::read::GzDecoder;
 use rustc_hash::FxHashMap;
 
 use super::encode::MAGIC;
-use super::{FIRST_VERSION, MAX_BYTES, MAX_FILE, SystemResponses, Tape, TapeHeader, VERSION};
+use super::encode::{
+    HAS_DISPATCHER, HAS_SPANS, HAS_SUSPENSION, HAS_SYSTEM_CALL, HAS_TASKS, HAS_TIME_SPENT, HAS_WAKE_UP, HOLDS_LOCK,
+};
+use super::responses::{Response, SystemResponses, When};
+use super::{FIRST_VERSION, MAX_BYTES, MAX_FILE, Mark, Tape, TapeHeader, TapeOptions, VERSION};
 use crate::arch::{GPRS, Regs, TAPE_CPU};
 use crate::codec::Decoder;
 use crate::error::{Error, ErrorKind, Result};
 use crate::event::{
-    CodeCopy, Event, Part, Pid, RawPyFrame, Sample, SpanRecords, StackBytes, Tid, TimeSpent, WakeUp, WalkStatus,
+    CodeCopy, Dispatcher, Event, Holder, Part, Pid, RawPyFrame, RunningTask, Sample, SpanRecords, StackBytes,
+    Suspension, Tid, TimeSpent, WakeUp, WalkStatus,
 };
+use crate::limits::{MAX_CONTEXT, MAX_SPAN};
 use crate::process::file_content::{Content, Sparse};
 
 /// Unpacks a tape.
@@ -47,6 +54,7 @@ pub(super) fn parse_within(raw: &[u8], stacks: u64) -> Result<Tape> {
     let mut r = TapeReader {
         input: Decoder(raw),
         stacks,
+        version: VERSION,
     };
     if r.input.take(MAGIC.len()) != Some(MAGIC) {
         return Err(no_tape());
@@ -66,7 +74,7 @@ pub(super) fn parse_within(raw: &[u8], stacks: u64) -> Result<Tape> {
             .hint(format!("use a build of nativeprof for {name}")));
     }
     match version.map(|v| v & 0xffff) {
-        Some(FIRST_VERSION..=VERSION) => {}
+        Some(version @ FIRST_VERSION..=VERSION) => r.version = version,
         version => {
             return Err(Error::new(ErrorKind::Data, "this tape cannot be read")
                 .why(format!(
@@ -93,9 +101,13 @@ fn damaged(why: &str) -> Error {
 
 struct TapeReader<'a> {
     input: Decoder<'a>,
-    /// Bytes that stacks may still take.
+    /// Bytes that stacks and memory may still take.
     stacks: u64,
+    version: u32,
 }
+
+/// The first version with marks, and what goes with them.
+const MARKS: u32 = 4;
 
 impl TapeReader<'_> {
     fn tape(mut self) -> Option<Tape> {
@@ -109,12 +121,26 @@ impl TapeReader<'_> {
             }
             events.push(event);
         }
-        let responses = responses(&mut self.input)?;
+        let mut marks = Vec::new();
+        if self.version >= MARKS {
+            let mut at = 0u32;
+            marks = self.input.list(5, |r| {
+                at = at.checked_add(r.u32()?)?;
+                let mark = match r.u8()? {
+                    0 => Mark::Turn,
+                    1 => Mark::End,
+                    _ => return None,
+                };
+                Some((at, mark))
+            })?;
+        }
+        let responses = self.responses()?;
         let kernel = self.input.option()?.map(|b| String::from_utf8_lossy(b).into_owned());
         let files = self.input.list(12, file)?;
         self.input.is_empty().then_some(Tape {
             header,
             events,
+            marks,
             responses,
             kernel,
             files,
@@ -132,6 +158,27 @@ impl TapeReader<'_> {
             event: self.input.text()?,
             backend: self.input.text()?,
             command: self.input.text()?,
+            options: if self.version >= MARKS {
+                self.options()?
+            } else {
+                TapeOptions::default()
+            },
+        })
+    }
+
+    fn options(&mut self) -> Option<TapeOptions> {
+        let r = &mut self.input;
+        let mut time = || Some(r.flag()?.then_some(r.u64()?));
+        let (weighted, lag) = (time()?, time()?);
+        Some(TapeOptions {
+            weighted,
+            lag,
+            gil_only: r.flag()?,
+            tasks: r.flag()?,
+            workers: r.flag()?,
+            spans: r.flag()?,
+            thread_context: r.flag()?,
+            wakers: r.flag()?.then_some(r.flag()?),
         })
     }
 
@@ -182,12 +229,7 @@ impl TapeReader<'_> {
                 let copy = CodeCopy {
                     code: self.input.u64()?,
                     fingerprint: self.input.u32()?,
-                    parts: self.input.list(12, |r| {
-                        Some(Part {
-                            avma: r.u64()?,
-                            bytes: r.bytes()?.to_vec(),
-                        })
-                    })?,
+                    parts: self.input.list(12, part)?,
                 };
                 Event::Code {
                     pid,
@@ -218,7 +260,7 @@ impl TapeReader<'_> {
             4 => WalkStatus::Detached,
             _ => return None,
         };
-        Some(Sample {
+        let mut sample = Sample {
             pid,
             tid,
             time,
@@ -228,38 +270,200 @@ impl TapeReader<'_> {
             python: self.input.list(30, py_ref)?,
             anchors: self.input.list(30, py_ref)?,
             stack: self.stack(old)?,
-            time_spent: TimeSpent::default(),
-            wake_up: WakeUp::default(),
-            dispatcher: None,
-            holds_lock: false,
-            system_call: None,
-            suspended: None,
-            spans: SpanRecords::default(),
-            // Replays show none.
-            tasks: Vec::new(),
-        })
+            ..Sample::default()
+        };
+        if self.version >= MARKS {
+            add_activity(&mut self.input, &mut sample)?;
+        }
+        Some(sample)
     }
 
     fn stack(&mut self, old: Option<&StackBytes>) -> Option<StackBytes> {
         let holes = self.input.list(8, Decoder::u64)?;
         let (base, len) = (self.input.u64()?, self.input.u32()? as usize);
         base.checked_add(len as u64)?;
+        let bytes = self.repeating(len, &|done, repeated| {
+            let old = old?;
+            let from = usize::try_from(base.checked_add(done as u64)?.checked_sub(old.base)?).ok()?;
+            old.bytes.get(from..from.checked_add(repeated)?)
+        })?;
+        Some(StackBytes { base, bytes, holes })
+    }
+
+    /// Bytes some of which repeat older ones: `old` has so many from there on.
+    fn repeating<'a>(&mut self, len: usize, old: &dyn Fn(usize, usize) -> Option<&'a [u8]>) -> Option<Vec<u8>> {
         self.stacks = self.stacks.checked_sub(len as u64)?;
         let mut bytes = Vec::new();
         while bytes.len() < len {
             let repeated = self.input.u32()? as usize;
             if repeated > 0 {
-                let old = old?;
-                let from = usize::try_from(base.checked_add(bytes.len() as u64)?.checked_sub(old.base)?).ok()?;
-                bytes.extend_from_slice(old.bytes.get(from..from.checked_add(repeated)?)?);
+                bytes.extend_from_slice(old(bytes.len(), repeated)?);
             }
             let new = self.input.bytes()?;
             (repeated + new.len() > 0).then_some(())?;
             bytes.extend_from_slice(new);
             (bytes.len() <= len).then_some(())?;
         }
-        Some(StackBytes { base, bytes, holes })
+        Some(bytes)
     }
+
+    fn responses(&mut self) -> Option<SystemResponses> {
+        let is_old = self.version < MARKS;
+        let mut a = SystemResponses {
+            maps: self.list(9, |r| r.u32(), |r, _, _| Some(r.input.option()?.map(<[u8]>::to_vec)))?,
+            stack_ends: self.list(12, |r| r.u32(), |r, _, _| r.input.u64())?,
+            threads: self.list(8, |r| r.u32(), |r, _, _| r.input.list(4, Decoder::u32))?,
+            names: self.list(13, pair, |r, _, _| r.text())?,
+            opened: self.list(
+                20,
+                |r| Some((r.u32()?, r.u64()?, r.bytes()?.to_vec())),
+                |r, _, _| Some(Some(r.input.u32()?).filter(|n| *n != u32::MAX)),
+            )?,
+            reads: self.list(20, |r| Some((r.u32()?, r.u64()?, r.u32()?)), |r, _, old| r.memory(old))?,
+            ..SystemResponses::default()
+        };
+        if is_old {
+            return Some(a);
+        }
+        a.clocks = self.list(17, |r| r.u8(), |r, _, _| r.input.u64())?;
+        a.calls = self.list(17, pair, |r, _, _| Some(r.input.flag()?.then_some(r.input.u64()?)))?;
+        a.sleeping = self.list(17, pair, |r, (pid, tid), _| {
+            if !r.input.flag()? {
+                return Some(None);
+            }
+            Some(Some(Box::new(r.sample(*pid, *tid, None)?)))
+        })?;
+        a.descriptors = self.list(21, pair, |r, _, _| r.text())?;
+        a.networks = self.list(21, |r| Some((r.u32()?, r.text()?)), |r, _, _| r.text())?;
+        Some(a)
+    }
+
+    fn text(&mut self) -> Option<Option<String>> {
+        let text = self.input.option()?;
+        Some(text.map(|text| String::from_utf8_lossy(text).into_owned()))
+    }
+
+    /// A list of responses of at least `min_size` bytes each; `value` also has the key, and the last response to the same call.
+    fn list<K: Hash + Eq + Clone, V>(
+        &mut self,
+        min_size: usize,
+        key: impl Fn(&mut Decoder) -> Option<K>,
+        value: impl Fn(&mut Self, &K, Option<&V>) -> Option<V>,
+    ) -> Option<Vec<Response<K, V>>> {
+        let count = self.input.u32()? as usize;
+        if count.checked_mul(min_size)? > self.input.0.len() {
+            return None;
+        }
+        let mut all: Vec<Response<K, V>> = Vec::new();
+        // Of older versions, whose responses are in the order of the calls.
+        let mut calls: FxHashMap<K, u32> = FxHashMap::default();
+        for _ in 0..count {
+            let key = key(&mut self.input)?;
+            let when = if self.version >= MARKS {
+                When {
+                    after: self.input.u32()?,
+                    call: self.input.u32()?,
+                }
+            } else {
+                let next = calls.entry(key.clone()).or_default();
+                *next += 1;
+                When {
+                    after: 0,
+                    call: *next - 1,
+                }
+            };
+            let last = all.last().filter(|last| last.key == key).map(|last| &last.value);
+            let value = value(self, &key, last)?;
+            all.push(Response { key, when, value });
+        }
+        Some(all)
+    }
+
+    fn memory(&mut self, old: Option<&Vec<u8>>) -> Option<Vec<u8>> {
+        if self.version < MARKS {
+            return Some(self.input.bytes()?.to_vec());
+        }
+        let len = self.input.u32()? as usize;
+        self.repeating(len, &|done, repeated| old?.get(done..done.checked_add(repeated)?))
+    }
+}
+
+fn pair(r: &mut Decoder) -> Option<(u32, u32)> {
+    Some((r.u32()?, r.u32()?))
+}
+
+/// What a sample says of more than its stack.
+fn add_activity(r: &mut Decoder, s: &mut Sample) -> Option<()> {
+    let known = r.u8()?;
+    let has = |bit: u8| known & bit != 0;
+    if has(HAS_TIME_SPENT) {
+        s.time_spent = TimeSpent {
+            cpu: r.u64()?,
+            runnable: r.u64()?,
+            throttled: r.u64()?,
+            blocked: r.u64()?,
+            runnable_length: r.u64()?,
+            throttled_length: r.u64()?,
+            blocked_length: r.u64()?,
+        };
+    }
+    if has(HAS_WAKE_UP) {
+        s.wake_up = WakeUp {
+            time: r.u64()?,
+            waker: r.flag()?.then_some(pair(r)?),
+            holder: r.u64()?,
+            holders: r.list(17, |r| {
+                let (is_thread, number) = (r.flag()?, r.u64()?);
+                let holder = match is_thread {
+                    true => Holder::Thread(u32::try_from(number).ok()?),
+                    false => Holder::State(number),
+                };
+                Some((holder, r.u64()?))
+            })?,
+            wakes: r.flag()?.then_some(r.u32()?),
+        };
+    }
+    if has(HAS_DISPATCHER) {
+        s.dispatcher = Some(Dispatcher {
+            tid: r.u32()?,
+            is_unchanged: r.flag()?,
+        });
+    }
+    s.holds_lock = has(HOLDS_LOCK);
+    if has(HAS_SYSTEM_CALL) {
+        s.system_call = Some(r.u16()?);
+    }
+    if has(HAS_SUSPENSION) {
+        s.suspended = Some(match r.u8()? {
+            0 => Suspension::Stopped,
+            1 => Suspension::Frozen,
+            _ => return None,
+        });
+    }
+    if has(HAS_SPANS) {
+        s.spans = SpanRecords {
+            package: r.bytes_within(MAX_SPAN)?.to_vec(),
+            context: r.bytes_within(MAX_CONTEXT)?.to_vec(),
+        };
+    }
+    if has(HAS_TASKS) {
+        s.tasks = r.list(32, |r| {
+            Some(RunningTask {
+                task: r.u64()?,
+                frame: r.u64()?,
+                name: part(r)?,
+                awaiters: r.list(20, |r| Some((r.u64()?, part(r)?)))?,
+            })
+        })?;
+    }
+    Some(())
+}
+
+fn part(r: &mut Decoder) -> Option<Part> {
+    Some(Part {
+        avma: r.u64()?,
+        bytes: r.bytes()?.to_vec(),
+    })
 }
 
 fn py_ref(r: &mut Decoder) -> Option<RawPyFrame> {
@@ -270,26 +474,6 @@ fn py_ref(r: &mut Decoder) -> Option<RawPyFrame> {
         fingerprint: r.u32()?,
         owner: r.u8()?,
         entry: r.flag()?,
-    })
-}
-
-fn responses(r: &mut Decoder) -> Option<SystemResponses> {
-    Some(SystemResponses {
-        maps: r.list(9, |r| Some((r.u32()?, r.option()?.map(<[u8]>::to_vec))))?,
-        stack_ends: r.list(12, |r| Some((r.u32()?, r.u64()?)))?,
-        threads: r.list(8, |r| Some((r.u32()?, r.list(4, Decoder::u32)?)))?,
-        names: r.list(13, |r| {
-            let id = (r.u32()?, r.u32()?);
-            Some((id, r.option()?.map(|b| String::from_utf8_lossy(b).into_owned())))
-        })?,
-        opened: r.list(20, |r| {
-            let key = (r.u32()?, r.u64()?, r.bytes()?.to_vec());
-            Some((key, Some(r.u32()?).filter(|n| *n != u32::MAX)))
-        })?,
-        reads: r.list(20, |r| {
-            let key = (r.u32()?, r.u64()?, r.u32()?);
-            Some((key, r.bytes()?.to_vec()))
-        })?,
     })
 }
 

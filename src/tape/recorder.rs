@@ -1,14 +1,17 @@
 //! Recording: sits between the session and the machine and records both sides.
 
 use std::cell::RefCell;
+use std::collections::BTreeSet;
+use std::hash::Hash;
 use std::rc::Rc;
 
 use rustc_hash::FxHashMap;
 
 use super::encode::max_size;
-use super::{MAX_BYTES, Tape, TapeHeader};
+use super::responses::{Mapped, MemoryRange, ResponseLog, SystemResponses};
+use super::{MAX_BYTES, MONOTONIC, Mark, OWN_CPU, Tape, TapeHeader};
 use crate::error::Result;
-use crate::event::{Event, Pid, Tid};
+use crate::event::{Event, Pid, Sample, Tid};
 use crate::process::file_content::Content;
 use crate::process::root::Root;
 use crate::process::system::{FileKey, LiveSystem, System};
@@ -16,7 +19,9 @@ use crate::process::system::{FileKey, LiveSystem, System};
 /// Bytes of a tape that are left for what comes last: the pruned files and the names of kernel functions.
 const RESERVED: u64 = 64 << 20;
 /// Bytes of a response besides its text or list, at most.
-const RESPONSE_HEADER_SIZE: usize = 20;
+const RESPONSE_HEADER_SIZE: usize = 40;
+/// Bytes of a mark.
+const MARK_SIZE: u64 = 5;
 
 /// Records events and responses until it has its samples, or as many as can be read again.
 pub struct TapeRecorder {
@@ -26,12 +31,46 @@ pub struct TapeRecorder {
 #[derive(Default)]
 struct RecorderState {
     tape: Tape,
+    responses: Responses,
     files: FxHashMap<FileKey, u32>,
     /// Samples still wanted.
     wanted: u64,
     /// Bytes that events and responses may still have, with stacks that repeat the previous one: the reader unpacks them.
     room: u64,
     full: bool,
+}
+
+#[derive(Default)]
+struct Responses {
+    maps: ResponseLog<Pid, Option<Vec<u8>>>,
+    stack_ends: ResponseLog<Pid, u64>,
+    threads: ResponseLog<Pid, Vec<Tid>>,
+    names: ResponseLog<(Pid, Tid), Option<String>>,
+    opened: ResponseLog<Mapped, Option<u32>>,
+    reads: ResponseLog<MemoryRange, Vec<u8>>,
+    clocks: ResponseLog<u8, u64>,
+    calls: ResponseLog<(Pid, Tid), Option<u64>>,
+    sleeping: ResponseLog<(Pid, Tid), Option<Box<Sample>>>,
+    descriptors: ResponseLog<(Pid, u32), Option<String>>,
+    networks: ResponseLog<(Pid, String), Option<String>>,
+}
+
+impl Responses {
+    fn take(&mut self) -> SystemResponses {
+        SystemResponses {
+            maps: self.maps.take(),
+            stack_ends: self.stack_ends.take(),
+            threads: self.threads.take(),
+            names: self.names.take(),
+            opened: self.opened.take(),
+            reads: self.reads.take(),
+            clocks: self.clocks.take(),
+            calls: self.calls.take(),
+            sleeping: self.sleeping.take(),
+            descriptors: self.descriptors.take(),
+            networks: self.networks.take(),
+        }
+    }
 }
 
 impl RecorderState {
@@ -42,6 +81,33 @@ impl RecorderState {
             None => self.full = true,
         }
         !self.full
+    }
+
+    /// The number of events and marks.
+    fn position(&self) -> u32 {
+        u32::try_from(self.tape.events.len() + self.tape.marks.len()).unwrap_or(u32::MAX)
+    }
+
+    fn mark(&mut self, mark: Mark) {
+        let events = u32::try_from(self.tape.events.len()).unwrap_or(u32::MAX);
+        if self.has_room(MARK_SIZE) {
+            self.tape.marks.push((events, mark));
+        }
+    }
+
+    /// Records a response; `size`: bytes of its text or list.
+    fn response<K: Hash + Eq + Ord + Clone, V: PartialEq>(
+        &mut self,
+        log: impl Fn(&mut Responses) -> &mut ResponseLog<K, V>,
+        key: K,
+        value: V,
+        size: usize,
+    ) {
+        let (is_new, after) = (log(&mut self.responses).is_new(&key, &value), self.position());
+        // The response to a call that was made before takes no room.
+        if !self.full && (!is_new || self.has_room((RESPONSE_HEADER_SIZE + size) as u64)) {
+            log(&mut self.responses).add(key, after, value);
+        }
     }
 }
 
@@ -75,22 +141,64 @@ impl TapeRecorder {
 
     /// The recording, with complete files.
     pub fn finish(&self, header: TapeHeader) -> Tape {
-        let mut tape = std::mem::take(&mut self.state.borrow_mut().tape);
+        let mut state = self.state.borrow_mut();
+        let mut tape = std::mem::take(&mut state.tape);
+        tape.responses = state.responses.take();
+        keep_used_sockets(&mut tape.responses);
         tape.header = header;
         tape
     }
 
-    /// Records a response; `size`: bytes of its text or list.
-    fn record(&self, size: usize, record: impl FnOnce(&mut RecorderState)) {
-        let mut state = self.state.borrow_mut();
-        if state.has_room((RESPONSE_HEADER_SIZE + size) as u64) {
-            record(&mut state);
-        }
+    fn record<K: Hash + Eq + Ord + Clone, V: PartialEq>(
+        &self,
+        log: impl Fn(&mut Responses) -> &mut ResponseLog<K, V>,
+        key: K,
+        value: V,
+        size: usize,
+    ) {
+        self.state.borrow_mut().response(log, key, value, size);
+    }
+}
+
+/// Removes the sockets of other processes: of the tables remain the lines with a socket that a descriptor refers to, and with
+/// those that accept connections, at a port of such a line.
+fn keep_used_sockets(responses: &mut SystemResponses) {
+    let descriptors = responses
+        .descriptors
+        .iter()
+        .filter_map(|response| response.value.as_deref());
+    let inode = |name: &str| Some(name.strip_prefix("socket:[")?.strip_suffix(']')?.to_string());
+    let used: BTreeSet<String> = descriptors.filter_map(inode).collect();
+    let is_used = |line: &&str| line.split_ascii_whitespace().any(|word| used.contains(word));
+    let port = |line: &str| Some(line.split_ascii_whitespace().nth(1)?.rsplit_once(':')?.1.to_string());
+    let texts = responses
+        .networks
+        .iter()
+        .filter_map(|response| response.value.as_deref());
+    let ports: BTreeSet<String> = texts.flat_map(str::lines).filter(is_used).filter_map(port).collect();
+    for response in &mut responses.networks {
+        let Some(text) = &mut response.value else { continue };
+        let listens = |line: &str| {
+            // As in session/sockets.rs: the state of a line of `/proc/net/tcp`.
+            let is_listening = line.split_ascii_whitespace().nth(3) == Some("0A");
+            is_listening && port(line).is_some_and(|port| ports.contains(&port))
+        };
+        let kept = text.lines().filter(|line| is_used(line) || listens(line));
+        *text = kept.map(|line| format!("{line}\n")).collect();
     }
 }
 
 /// The live machine, recorded.
 pub struct RecordingSystem(pub Rc<TapeRecorder>);
+
+impl RecordingSystem {
+    /// Records what was read of so many bytes.
+    fn record_read(&self, pid: Pid, avma: u64, length: usize, read: &[u8]) {
+        let Ok(length) = u32::try_from(length) else { return };
+        self.0
+            .record(|all| &mut all.reads, (pid, avma, length), read.to_vec(), read.len());
+    }
+}
 
 impl System for RecordingSystem {
     fn maps(&self, pid: Pid) -> Result<Vec<u8>> {
@@ -102,31 +210,27 @@ impl System for RecordingSystem {
             lines.filter(is_code).flatten().copied().collect()
         });
         let size = code.as_ref().map_or(0, Vec::len);
-        self.0.record(size, |state| state.tape.responses.maps.push((pid, code)));
+        self.0.record(|all| &mut all.maps, pid, code, size);
         response
     }
 
     fn stack_end(&self, pid: Pid) -> u64 {
         let response = LiveSystem.stack_end(pid);
-        self.0
-            .record(0, |state| state.tape.responses.stack_ends.push((pid, response)));
+        self.0.record(|all| &mut all.stack_ends, pid, response, 0);
         response
     }
 
     fn threads(&self, pid: Pid) -> Vec<Tid> {
         let response = LiveSystem.threads(pid);
         let size = 4 * response.len();
-        self.0
-            .record(size, |state| state.tape.responses.threads.push((pid, response.clone())));
+        self.0.record(|all| &mut all.threads, pid, response.clone(), size);
         response
     }
 
     fn thread_name(&self, pid: Pid, tid: Tid) -> Option<String> {
         let response = LiveSystem.thread_name(pid, tid);
         let size = response.as_ref().map_or(0, String::len);
-        self.0.record(size, |state| {
-            state.tape.responses.names.push(((pid, tid), response.clone()))
-        });
+        self.0.record(|all| &mut all.names, (pid, tid), response.clone(), size);
         response
     }
 
@@ -137,25 +241,96 @@ impl System for RecordingSystem {
 
     fn open(&self, pid: Pid, start: u64, end: u64, path: &[u8], root: Option<&Root>) -> Option<(Content, FileKey)> {
         let response = LiveSystem.open(pid, start, end, path, root);
-        self.0.record(path.len(), |state| {
-            let file = response.as_ref().map(|(content, key)| {
-                *state.files.entry(*key).or_insert_with(|| {
-                    state.tape.files.push(content.clone());
-                    state.tape.files.len() as u32 - 1
-                })
-            });
-            state.tape.responses.opened.push(((pid, start, path.to_vec()), file));
+        let mut state = self.0.state.borrow_mut();
+        let state = &mut *state;
+        if state.full {
+            return response;
+        }
+        let file = response.as_ref().map(|(content, key)| {
+            *state.files.entry(*key).or_insert_with(|| {
+                state.tape.files.push(content.clone());
+                state.tape.files.len() as u32 - 1
+            })
         });
+        state.response(|all| &mut all.opened, (pid, start, path.to_vec()), file, path.len());
         response
     }
 
     fn read_memory(&self, pid: Pid, avma: u64, buf: &mut [u8]) -> usize {
         let n = LiveSystem.read_memory(pid, avma, buf);
-        self.0.record(n, |state| {
-            let got = buf[..n].to_vec();
-            state.tape.responses.reads.push(((pid, avma, buf.len() as u32), got));
-        });
+        self.record_read(pid, avma, buf.len(), &buf[..n]);
         n
+    }
+
+    fn read_memory_pieces(&self, pid: Pid, pieces: &[(u64, usize)], buf: &mut [u8]) -> usize {
+        let n = LiveSystem.read_memory_pieces(pid, pieces, buf);
+        let mut left = &buf[..n];
+        for (at, length) in pieces {
+            let (piece, rest) = left.split_at((*length).min(left.len()));
+            self.record_read(pid, *at, *length, piece);
+            left = rest;
+            if piece.len() < *length {
+                break;
+            }
+        }
+        n
+    }
+
+    fn now(&self) -> u64 {
+        let response = LiveSystem.now();
+        self.0.record(|all| &mut all.clocks, MONOTONIC, response, 0);
+        response
+    }
+
+    fn own_cpu_time(&self) -> u64 {
+        let response = LiveSystem.own_cpu_time();
+        self.0.record(|all| &mut all.clocks, OWN_CPU, response, 0);
+        response
+    }
+
+    fn blocked_call(&self, pid: Pid, tid: Tid) -> Option<u64> {
+        let response = LiveSystem.blocked_call(pid, tid);
+        self.0.record(|all| &mut all.calls, (pid, tid), response, 0);
+        response
+    }
+
+    fn sleeping_thread(&self, pid: Pid, tid: Tid, read: &mut dyn FnMut() -> Option<Sample>) -> Option<Sample> {
+        let response = read();
+        let sample = response.clone().map(Box::new);
+        let size = sample
+            .as_ref()
+            .map_or(0, |sample| max_size(&Event::Sample(sample.clone())));
+        self.0
+            .record(|all| &mut all.sleeping, (pid, tid), sample, size as usize);
+        response
+    }
+
+    fn notify_sample(&self, sample: &Sample) {
+        self.0.event(&Event::Sample(Box::new(sample.clone())));
+    }
+
+    fn end_turn(&self) {
+        self.0.state.borrow_mut().mark(Mark::Turn);
+    }
+
+    fn end_sampling(&self) {
+        self.0.state.borrow_mut().mark(Mark::End);
+    }
+
+    fn descriptor(&self, pid: Pid, fd: u32) -> Option<String> {
+        let response = LiveSystem.descriptor(pid, fd);
+        let size = response.as_ref().map_or(0, String::len);
+        self.0
+            .record(|all| &mut all.descriptors, (pid, fd), response.clone(), size);
+        response
+    }
+
+    fn network_table(&self, pid: Pid, name: &str) -> Option<String> {
+        let response = LiveSystem.network_table(pid, name);
+        let size = name.len() + response.as_ref().map_or(0, String::len);
+        self.0
+            .record(|all| &mut all.networks, (pid, name.into()), response.clone(), size);
+        response
     }
 
     fn root(&self, pid: Pid) -> Option<Root> {
@@ -196,7 +371,8 @@ mod tests {
         let sample = Event::Sample(Box::new(sample));
         let event = |event: &Event| {
             recorder.event(event);
-            recorder.record(0, |state| state.tape.responses.stack_ends.push((1, 2)));
+            let number = recorder.state.borrow().tape.events.len() as Pid;
+            recorder.record(|all| &mut all.stack_ends, number, 2, 0);
         };
         for _ in 0..100 {
             event(&sample);

@@ -9,7 +9,7 @@ pub fn make(tape: &mut Tape) {
         .responses
         .maps
         .iter()
-        .filter_map(|(_, text)| text.clone())
+        .filter_map(|response| response.value.clone())
         .flatten()
         .collect();
     let number = |text: &str| u64::from_str_radix(text, 16).ok();

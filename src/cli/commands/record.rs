@@ -37,18 +37,6 @@ const TASK_POLL: Duration = Duration::from_millis(5);
 pub fn record(target: LiveTarget, options: &RecordArgs) -> Result<u8> {
     check_rate(options.rate)?;
     if options.save_tape.is_some() {
-        let (what, option) = match (options.sampling.mode, options.sampling.gil) {
-            _ if options.spans => ("spans", "--spans"),
-            _ if options.sampling.attribute_workers => ("what native workers work for", "--attribute-workers"),
-            (capture::Mode::Cpu, false) => ("", ""),
-            (capture::Mode::Cpu, true) => ("who holds the GIL", "--gil"),
-            _ => ("off-CPU time", "--mode"),
-        };
-        if !what.is_empty() {
-            return Err(Error::new(ErrorKind::Usage, format!("a tape cannot record {what}"))
-                .why("tapes hold stacks of CPU time samples only")
-                .hint(format!("omit --save-tape or {option}")));
-        }
         if options.save_tape.as_deref() == Some(Path::new("-")) {
             return Err(
                 Error::new(ErrorKind::Usage, "a tape cannot be written to standard output")
@@ -90,6 +78,7 @@ pub fn record(target: LiveTarget, options: &RecordArgs) -> Result<u8> {
         tape: recorder.clone(),
         kept: Caps(output.needs().0 | tape.as_ref().map_or(0, |place| place.needs().0)),
     };
+    let recorded = live.on_tape();
     let mut live = LiveRecording::open(prepared, invoker, &live)?;
     let is_attached = live.launched.is_none();
     if let Some(line) = live.suggestion().filter(|_| !options.subprocesses) {
@@ -125,7 +114,9 @@ pub fn record(target: LiveTarget, options: &RecordArgs) -> Result<u8> {
         Err(e) => return finish(launched, ended, Err(e)),
     };
     let mut done = match (recorder, &tape) {
-        (Some(recorder), Some(place)) => save_tape(&recorder, place, &profile.meta, finished.began(), is_attached),
+        (Some(recorder), Some(place)) => {
+            save_tape(&recorder, place, &profile.meta, finished.began(), is_attached, recorded)
+        }
         _ => Ok(()),
     };
     if let Some(e) = finished.failure {
@@ -248,7 +239,14 @@ fn explain_user(mut e: Error, user: Option<&User>) -> Error {
 }
 
 /// Writes the tape.
-fn save_tape(recorder: &TapeRecorder, output: &OutputFile, meta: &Meta, began: u64, attached: bool) -> Result<()> {
+fn save_tape(
+    recorder: &TapeRecorder,
+    output: &OutputFile,
+    meta: &Meta,
+    began: u64,
+    attached: bool,
+    recorded: tape::TapeOptions,
+) -> Result<()> {
     let header = tape::TapeHeader {
         pid: meta.pid,
         attached,
@@ -259,6 +257,7 @@ fn save_tape(recorder: &TapeRecorder, output: &OutputFile, meta: &Meta, began: u
         start: meta.start,
         duration: meta.duration,
         command: meta.command.clone(),
+        options: recorded,
     };
     let (tape, same) = replay::finish(recorder.finish(header))?;
     let (bytes, name) = (encode::write(&tape), output.path().display().to_string());

@@ -39,6 +39,8 @@ const MAX_SECTION: u64 = 1 << 28;
 const MAX_CODE: u64 = 64 << 10;
 /// Notes kept (the build id is one).
 const MAX_NOTE: u64 = 4096;
+/// Bytes of a section that is kept because it was read.
+const MAX_TABLE: u64 = 4096;
 /// Bytes of the longest call instruction.
 const CALL: u64 = 7;
 const PT_LOAD: u32 = 1;
@@ -55,6 +57,7 @@ const SHF_EXECINSTR: u64 = 4;
 pub fn prune(content: &Content, request: &PruneRequest) -> Option<Sparse> {
     let mut p = Pruner::open(content)?;
     p.keep_notes();
+    p.keep_tables(request);
     p.images(request);
     let entries = p.frames(request);
     p.code(request, &entries);
@@ -188,6 +191,15 @@ impl<'a> Pruner<'a> {
     fn bytes(&self, section: usize) -> Option<Vec<u8>> {
         let s = self.sections.get(section).filter(|s| s.kind != SHT_NOBITS)?;
         read(self.content, s.offset, s.size)
+    }
+
+    /// Keeps the short sections that were read, in which programs publish what is in their memory.
+    fn keep_tables(&mut self, request: &PruneRequest) {
+        let is_read = |s: &&ElfSection| request.accesses.sections.contains(&*String::from_utf8_lossy(&s.name));
+        let tables = self.sections.iter().filter(is_read);
+        let tables = tables.filter(|s| s.flags & SHF_ALLOC != 0 && !s.is_code() && s.kind != SHT_NOBITS);
+        let tables = tables.filter(|s| s.size <= MAX_TABLE && !s.name.starts_with(b".eh_frame"));
+        self.kept_ranges.extend(tables.map(|s| s.offset..s.offset + s.size));
     }
 
     fn keep_notes(&mut self) {
