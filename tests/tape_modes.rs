@@ -210,3 +210,75 @@ fn samples_have_the_labels_of_their_spans() {
     }
     assert_eq!(counts.len(), truth.len(), "{counts:?}");
 }
+
+/// The tasks of task_waits.py await one thing each for the whole time, by which they are named.
+#[test]
+fn suspended_tasks_have_their_time() {
+    let profile = replayed("tasks");
+    let awaited = |value: &str| {
+        let mut times: BTreeMap<(String, String), f64> = BTreeMap::new();
+        for (stack, time) in stacks(&profile, value) {
+            let task = stack.iter().rfind(|f| f.kind == FrameKind::Task);
+            let state = stack.iter().rfind(|f| f.name.starts_with("[awaiting "));
+            if let (Some(task), Some(state)) = (task, state) {
+                *times.entry((task.name.clone(), state.name.clone())).or_default() += time as f64;
+            }
+        }
+        times
+    };
+    let (awaits, wall) = (awaited("await"), awaited("wall"));
+    let all: f64 = wall.values().sum();
+    let duration = profile.meta.duration * 1e9;
+    for kind in [
+        "lock",
+        "semaphore",
+        "condition",
+        "event",
+        "queue",
+        "future",
+        "gather",
+        "task",
+    ] {
+        let key = (format!("[task: {kind}]"), format!("[awaiting {kind}]"));
+        let time = awaits.get(&key).copied().unwrap_or(0.0);
+        assert!(
+            (time / duration - 1.0).abs() < 0.05,
+            "{kind}: {time} of {duration}: {awaits:?}"
+        );
+        // The 10 tasks have equal shares of the time in which their event loop waits.
+        let share = wall.get(&key).copied().unwrap_or(0.0) / all;
+        assert!((share - 0.1).abs() < 0.03, "{kind}: {share}: {wall:?}");
+    }
+}
+
+/// The callbacks of loop_blocks.py, and how long they keep the event loop, ns.
+#[test]
+fn what_keeps_the_loop_is_listed() {
+    let profile = replayed("lag");
+    let mut found = BTreeMap::new();
+    for lag in &profile.meta.lags {
+        let expected = match (lag.task.as_str(), lag.function.split(' ').next()) {
+            ("sleeper" | "", Some("sleeping")) => 80_000_000,
+            ("computer", Some("computing")) => 120_000_000,
+            other => panic!("{other:?}: {lag:?}"),
+        };
+        // Those at the ends of the recording are cut.
+        let (begins, ends) = (lag.time < 200_000_000, lag.time + lag.length + 200_000_000);
+        if begins || ends > (profile.meta.duration * 1e9) as u64 {
+            continue;
+        }
+        assert!(lag.length.abs_diff(expected) < 30_000_000, "{lag:?}");
+        assert!(
+            lag.stack
+                .iter()
+                .any(|frame| frame.starts_with("main ") || frame.starts_with("<module> ")),
+            "{lag:?}"
+        );
+        *found.entry(lag.task.as_str()).or_insert(0) += 1;
+    }
+    assert!(
+        found.len() == 3 && found.values().all(|n| *n >= 2),
+        "{found:?}: {:?}",
+        profile.meta.lags
+    );
+}

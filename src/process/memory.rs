@@ -2,9 +2,9 @@
 
 use std::cell::RefCell;
 
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 
-use crate::event::PAGE;
+use crate::event::{PAGE, Pid};
 
 /// Something with addresses and bytes: a live process or a tape.
 pub trait Memory {
@@ -31,6 +31,59 @@ pub trait Memory {
 
     fn u32(&self, avma: u64) -> Option<u32> {
         read_array(self, avma).map(u32::from_le_bytes)
+    }
+
+    /// Where to note what of the memory is used, if that is wanted.
+    fn use_log(&self) -> Option<UseLog<'_>> {
+        None
+    }
+}
+
+/// Which parts of memory were used that was read as whole pages.
+#[derive(Default)]
+pub struct UsedMemory {
+    /// Process, address and length of these reads, and how many there were.
+    whole: FxHashMap<(Pid, u64, usize), u32>,
+    /// Process and address of used bytes, which are [`UsedMemory::LINE`] each.
+    lines: FxHashSet<(Pid, u64)>,
+}
+
+impl UsedMemory {
+    pub const LINE: u64 = 16;
+
+    /// How often a range was read only because it has something that was needed.
+    pub fn whole_reads(&self, pid: Pid, avma: u64, len: usize) -> u32 {
+        self.whole.get(&(pid, avma, len)).copied().unwrap_or(0)
+    }
+
+    /// Clears what was not used of the bytes read at an address.
+    pub fn clear_unused(&self, pid: Pid, avma: u64, bytes: &mut [u8]) {
+        let is_unused = |line: u64| !self.lines.contains(&(pid, line));
+        in_pieces(avma, bytes, UsedMemory::LINE, |line, _, piece| {
+            if is_unused(line) {
+                piece.fill(0);
+            }
+            true
+        });
+    }
+}
+
+/// The log of one process's memory.
+#[derive(Clone, Copy)]
+pub struct UseLog<'a> {
+    pub log: &'a RefCell<UsedMemory>,
+    pub pid: Pid,
+}
+
+impl UseLog<'_> {
+    fn add_read(&self, avma: u64, len: usize) {
+        *self.log.borrow_mut().whole.entry((self.pid, avma, len)).or_default() += 1;
+    }
+
+    fn add_use(&self, avma: u64, len: usize) {
+        let end = avma.saturating_add(len as u64);
+        let lines = (avma - avma % UsedMemory::LINE..end).step_by(UsedMemory::LINE as usize);
+        self.log.borrow_mut().lines.extend(lines.map(|line| (self.pid, line)));
     }
 }
 
@@ -62,6 +115,7 @@ const MAX_FIRST: usize = 128;
 /// Caches memory that does not change meanwhile: a system call costs more than copying a page.
 pub struct Pages<'a> {
     memory: &'a dyn Memory,
+    log: Option<UseLog<'a>>,
     known: RefCell<KnownPages>,
 }
 
@@ -100,6 +154,7 @@ impl<'a> Pages<'a> {
     pub fn new(memory: &'a dyn Memory) -> Pages<'a> {
         Pages {
             memory,
+            log: memory.use_log(),
             known: RefCell::default(),
         }
     }
@@ -111,6 +166,7 @@ impl<'a> Pages<'a> {
         known.read_together(memory, &starts[..starts.len().min(MAX_FIRST)]);
         Pages {
             memory,
+            log: memory.use_log(),
             known: RefCell::new(known),
         }
     }
@@ -156,6 +212,7 @@ impl KnownPages {
         self.reserve(PAGE as usize);
         let place = self.single.len();
         self.single.resize(place + PAGE as usize, 0);
+        log_read(memory, start, PAGE as usize);
         let is_readable = memory.read(start, &mut self.single[place..]);
         let page = KnownPage {
             place: is_readable.then_some(place),
@@ -171,7 +228,9 @@ impl KnownPages {
         }
         self.bytes = starts.len() * PAGE as usize;
         self.single = vec![0; self.bytes];
-        let copied = memory.read_pieces(&ranges(starts, PAGE as usize), &mut self.single);
+        let pieces = ranges(starts, PAGE as usize);
+        pieces.iter().for_each(|(at, length)| log_read(memory, *at, *length));
+        let copied = memory.read_pieces(&pieces, &mut self.single);
         let places = (0..copied / PAGE as usize).map(|n| n * PAGE as usize);
         for (start, place) in starts.iter().zip(places) {
             let page = KnownPage {
@@ -251,13 +310,30 @@ fn ranges(starts: &[u64], size: usize) -> Vec<(u64, usize)> {
     ranges
 }
 
+fn log_read(memory: &dyn Memory, start: u64, bytes: usize) {
+    if let Some(log) = memory.use_log() {
+        log.add_read(start, bytes);
+    }
+}
+
 fn read(memory: &dyn Memory, start: u64, bytes: u64) -> Option<Box<[u8]>> {
+    log_read(memory, start, bytes as usize);
     let mut read = vec![0; bytes as usize].into_boxed_slice();
     memory.read(start, &mut read).then_some(read)
 }
 
+impl Pages<'_> {
+    #[inline]
+    fn log_use(&self, avma: u64, len: usize) {
+        if let Some(log) = self.log {
+            log.add_use(avma, len);
+        }
+    }
+}
+
 impl Memory for Pages<'_> {
     fn read(&self, avma: u64, buf: &mut [u8]) -> bool {
+        self.log_use(avma, buf.len());
         let mut known = self.known.borrow_mut();
         in_pieces(avma, buf, PAGE, |start, skip, piece| {
             known.copy(self.memory, start, skip, piece)
@@ -273,11 +349,13 @@ impl Memory for Pages<'_> {
     // Most of what is read are words next to the last one.
 
     fn u64(&self, avma: u64) -> Option<u64> {
+        self.log_use(avma, 8);
         let found = self.known.borrow().in_last(avma);
         found.or_else(|| read_array(self, avma)).map(u64::from_le_bytes)
     }
 
     fn u32(&self, avma: u64) -> Option<u32> {
+        self.log_use(avma, 4);
         let found = self.known.borrow().in_last(avma);
         found.or_else(|| read_array(self, avma)).map(u32::from_le_bytes)
     }
@@ -319,6 +397,34 @@ mod tests {
             }
             avma.checked_add(buf.len() as u64).is_some_and(|end| end <= 3 * PAGE)
         }
+    }
+
+    /// Readable everywhere, with a log.
+    struct Logged(RefCell<UsedMemory>);
+
+    impl Memory for Logged {
+        fn read(&self, _: u64, buf: &mut [u8]) -> bool {
+            buf.fill(1);
+            true
+        }
+
+        fn use_log(&self) -> Option<UseLog<'_>> {
+            Some(UseLog { log: &self.0, pid: 1 })
+        }
+    }
+
+    #[test]
+    fn what_is_not_used_of_a_page_is_cleared() {
+        let memory = Logged(RefCell::default());
+        let pages = Pages::new(&memory);
+        assert!(pages.u64(PAGE + 24).is_some() && pages.u32(PAGE + 62).is_some());
+        let used = memory.0.borrow();
+        assert_eq!(used.whole_reads(1, PAGE, PAGE as usize), 1);
+        assert_eq!(used.whole_reads(2, PAGE, PAGE as usize), 0);
+        let mut bytes = vec![1; PAGE as usize];
+        used.clear_unused(1, PAGE, &mut bytes);
+        let left: Vec<usize> = (0..bytes.len()).filter(|at| bytes[*at] == 1).collect();
+        assert_eq!(left, (16..32).chain(48..80).collect::<Vec<_>>());
     }
 
     /// Readable except for its page 70; each page has the number of the reads until it was read. The lengths of all reads.

@@ -1,6 +1,7 @@
 //! What is read from the system about processes. One trait, so that a tape can give the same answers later and
 //! elsewhere: all code outside of capture backends uses it.
 
+use std::cell::RefCell;
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
 use std::io::Read;
@@ -13,7 +14,7 @@ use std::sync::Arc;
 use super::file_content::Content;
 use super::maps;
 use super::maps::Mapping;
-use super::memory::Memory;
+use super::memory::{Memory, UseLog, UsedMemory};
 use super::root::Root;
 use crate::error::{Error, Result};
 use crate::event::{Pid, Sample, Tid};
@@ -74,6 +75,11 @@ pub trait System {
         copied
     }
 
+    /// Where to note what of the memory is used, if that is wanted.
+    fn used_memory(&self) -> Option<&RefCell<UsedMemory>> {
+        None
+    }
+
     /// The file system as a process sees it; `None` where there are no files.
     fn root(&self, pid: Pid) -> Option<Root>;
 
@@ -131,6 +137,11 @@ impl Memory for ProcessMemory<'_> {
 
     fn read_pieces(&self, pieces: &[(u64, usize)], buf: &mut [u8]) -> usize {
         self.0.read_memory_pieces(self.1, pieces, buf)
+    }
+
+    fn use_log(&self) -> Option<UseLog<'_>> {
+        let log = self.0.used_memory()?;
+        Some(UseLog { log, pid: self.1 })
     }
 }
 

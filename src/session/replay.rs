@@ -22,7 +22,7 @@ use crate::profile::model::{Meta, Profile};
 use crate::resolve::Fetch;
 use crate::resolve::naming::NamingProcess;
 use crate::tape::prune::{PruneRequest, prune};
-use crate::tape::{Mark, Tape, TapeBackend, TapeOptions, TapeSystem};
+use crate::tape::{Mark, Tape, TapeBackend, TapeOptions, TapeSystem, TapeUse};
 
 /// What a tape says of the options of a session; `wakers`: it shows them, with the kernel's functions or without.
 pub fn recorded_options(options: &SessionOptions, wakers: Option<bool>) -> TapeOptions {
@@ -47,13 +47,21 @@ pub struct Replay {
     session: Session,
 }
 
+/// What is wanted of a replay besides its session.
+#[derive(Default)]
+struct Logs {
+    visited: Option<VisitedCode>,
+    edges: Option<EdgeJudge>,
+    used: Option<Rc<TapeUse>>,
+}
+
 impl Replay {
     /// `options` say what is shown of it.
     ///
     /// # Errors
     /// Those of the session for an event; never errors of the machine, which are on the tape.
     pub fn new(tape: &Rc<Tape>, options: SessionOptions) -> Result<Replay> {
-        Replay::run(tape, options, None, None)
+        Replay::run(tape, options, Logs::default())
     }
 
     /// The same, with the edges of the native stacks judged.
@@ -61,15 +69,15 @@ impl Replay {
     /// # Errors
     /// As [`Replay::new`].
     pub fn with_edges(tape: &Rc<Tape>, options: SessionOptions) -> Result<Replay> {
-        Replay::run(tape, options, None, Some(EdgeJudge::default()))
+        let edges = Some(EdgeJudge::default());
+        let logs = Logs {
+            edges,
+            ..Logs::default()
+        };
+        Replay::run(tape, options, logs)
     }
 
-    fn run(
-        tape: &Rc<Tape>,
-        options: SessionOptions,
-        visited: Option<VisitedCode>,
-        edges: Option<EdgeJudge>,
-    ) -> Result<Replay> {
+    fn run(tape: &Rc<Tape>, options: SessionOptions, logs: Logs) -> Result<Replay> {
         let (header, recorded) = (&tape.header, &tape.header.options);
         let options = SessionOptions {
             measure: match recorded.weighted {
@@ -84,10 +92,13 @@ impl Replay {
             thread_context: recorded.thread_context,
             ..options
         };
-        let system = TapeSystem::new(tape);
+        let mut system = TapeSystem::new(tape);
+        if let Some(used) = logs.used {
+            system.log_use(used);
+        }
         let position = system.position();
         let mut session = Session::new(options, Box::new(system));
-        (session.stacks.visited, session.stacks.edges) = (visited, edges);
+        (session.stacks.visited, session.stacks.edges) = (logs.visited, logs.edges);
         if let Some(kernel) = recorded.wakers {
             session.show_wakers(kernel);
         }
@@ -201,7 +212,14 @@ pub fn finish(mut tape: Tape) -> Result<(Tape, bool)> {
     let complete = Rc::new(tape.clone());
     let mut edges = EdgeJudge::default();
     edges.log = Some(EdgeAccesses::default());
-    let recorded = Replay::run(&complete, options, Some(VisitedCode::default()), Some(edges))?;
+    let used = Rc::new(TapeUse::default());
+    let logs = Logs {
+        visited: Some(VisitedCode::default()),
+        edges: Some(edges),
+        used: Some(used.clone()),
+    };
+    let recorded = Replay::run(&complete, options, logs)?;
+    used.clear_unused(&mut tape.responses.reads);
     let (stacks, modules) = (&recorded.session.stacks, recorded.modules());
     let mut by_module: FxHashMap<ModuleId, PruneRequest> = FxHashMap::default();
     for ((module, svma), analyzed) in stacks.visited.iter().flatten() {

@@ -23,15 +23,18 @@
 //! gone, and with it inlined functions and line numbers of native code. No source file is on a tape. Stacks are: a tape
 //! contains what the program had on its stacks, and the command that records it says so.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::time::Duration;
+
+use rustc_hash::FxHashMap;
 
 use crate::capture::{Backend, SampleCounts};
 use crate::cpython_layout::TargetLayout;
 use crate::error::{Error, ErrorKind, Result};
 use crate::event::{Event, Pid, Sample, Tid};
 use crate::process::file_content::Content;
+use crate::process::memory::UsedMemory;
 use crate::process::root::Root;
 use crate::process::system::{FileKey, System};
 use crate::sys;
@@ -42,7 +45,7 @@ pub mod prune;
 pub mod recorder;
 pub mod responses;
 
-use responses::{Mapped, MemoryRange, ResponseQueues, SystemResponses};
+use responses::{Mapped, MemoryRange, Response, ResponseQueues, SystemResponses};
 
 /// Version of the file format. Since 2 there are copies of code objects among the events, and since 3
 /// walks can be [`WalkStatus::Detached`](crate::event::WalkStatus::Detached). Since 4 a tape has the options of its recording,
@@ -224,6 +227,29 @@ impl TapePosition {
     }
 }
 
+/// What a replay has used of the memory on its tape.
+#[derive(Default)]
+pub struct TapeUse {
+    memory: RefCell<UsedMemory>,
+    reads: RefCell<FxHashMap<MemoryRange, u32>>,
+}
+
+impl TapeUse {
+    /// Clears what was read as part of whole pages and not used: it is of no use for a replay, and may be anything.
+    pub fn clear_unused(&self, reads: &mut Vec<Response<MemoryRange, Vec<u8>>>) {
+        let (used, made) = (self.memory.borrow(), self.reads.borrow());
+        for Response { key, value, .. } in reads.iter_mut() {
+            let (pid, avma, len) = *key;
+            let whole = used.whole_reads(pid, avma, len as usize);
+            if whole > 0 && made.get(key) == Some(&whole) {
+                used.clear_unused(pid, avma, value);
+            }
+        }
+        // What differed from the response before may not do so any more.
+        reads.dedup_by(|next, before| next.key == before.key && next.value == before.value);
+    }
+}
+
 /// Responses from a tape instead of the machine.
 pub struct TapeSystem {
     position: TapePosition,
@@ -240,6 +266,7 @@ pub struct TapeSystem {
     networks: ResponseQueues<(Pid, String), Option<String>>,
     kernel: Option<String>,
     files: Vec<Content>,
+    used: Option<Rc<TapeUse>>,
 }
 
 impl TapeSystem {
@@ -260,7 +287,13 @@ impl TapeSystem {
             networks: ResponseQueues::new(&a.networks),
             kernel: tape.kernel.clone(),
             files: tape.files.clone(),
+            used: None,
         }
+    }
+
+    /// Notes which parts of the memory are used.
+    pub fn log_use(&mut self, used: Rc<TapeUse>) {
+        self.used = Some(used);
     }
 
     /// What is to be advanced with each event that is passed to the session.
@@ -299,12 +332,19 @@ impl System for TapeSystem {
 
     fn read_memory(&self, pid: Pid, avma: u64, buf: &mut [u8]) -> usize {
         let Ok(len) = u32::try_from(buf.len()) else { return 0 };
+        if let Some(used) = &self.used {
+            *used.reads.borrow_mut().entry((pid, avma, len)).or_default() += 1;
+        }
         let Some(bytes) = self.reads.next(&(pid, avma, len), self.after()) else {
             return 0;
         };
         let n = bytes.len().min(buf.len());
         buf[..n].copy_from_slice(&bytes[..n]);
         n
+    }
+
+    fn used_memory(&self) -> Option<&RefCell<UsedMemory>> {
+        self.used.as_ref().map(|used| &used.memory)
     }
 
     fn root(&self, _: Pid) -> Option<Root> {
