@@ -4,6 +4,7 @@
 #![cfg(target_arch = "x86_64")]
 
 use std::collections::BTreeMap;
+use std::io::Read;
 use std::path::Path;
 use std::rc::Rc;
 
@@ -16,9 +17,13 @@ use nativeprof::tape_replay;
 /// Bytes of a tape at most.
 const MAX_BYTES: usize = 200_000;
 
-fn replayed(name: &str) -> Profile {
+fn packed(name: &str) -> Vec<u8> {
     let tapes = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/tapes/modes");
-    let packed = std::fs::read(tapes.join(format!("{name}.tape"))).expect("a tape");
+    std::fs::read(tapes.join(format!("{name}.tape"))).expect("a tape")
+}
+
+fn replayed(name: &str) -> Profile {
+    let packed = packed(name);
     assert!(packed.len() <= MAX_BYTES, "{name} has {} bytes", packed.len());
     let tape = encode::read(&packed).expect("a good tape");
     let options = SessionOptions {
@@ -281,4 +286,46 @@ fn what_keeps_the_loop_is_listed() {
         "{found:?}: {:?}",
         profile.meta.lags
     );
+}
+
+/// xorshift64*
+struct Rng(u64);
+
+impl Rng {
+    fn below(&mut self, n: usize) -> usize {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        (self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 33) as usize % n
+    }
+}
+
+/// Replays tapes in which a few bytes are changed. Most of these are among the events and responses.
+#[test]
+fn damaged_tapes_do_no_harm() {
+    let mut random = Rng(99);
+    let (mut good, mut bad) = (0, 0);
+    for name in ["waits", "gil_holders", "workers", "spans", "tasks", "lag"] {
+        let mut raw = Vec::new();
+        let packed = packed(name);
+        flate2::read::GzDecoder::new(&*packed)
+            .read_to_end(&mut raw)
+            .expect("gzip");
+        for _ in 0..6 {
+            let mut bytes = raw.clone();
+            let reach = [200, 20_000, raw.len()][random.below(3)];
+            for _ in 0..1 + random.below(6) {
+                let (at, length) = (random.below(reach), [1, 8][random.below(2)]);
+                let byte = [0, 1, 0x7f, 0xff, random.below(256) as u8][random.below(5)];
+                bytes.iter_mut().skip(at).take(length).for_each(|b| *b = byte);
+            }
+            let Ok(tape) = encode::parse(&bytes) else {
+                bad += 1;
+                continue;
+            };
+            good += 1;
+            let _ = tape_replay::profile(&Rc::new(tape), SessionOptions::default());
+        }
+    }
+    assert!(good > 3 && bad > 3, "{good} were tapes, {bad} were not");
 }

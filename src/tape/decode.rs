@@ -54,6 +54,7 @@ pub(super) fn parse_within(raw: &[u8], stacks: u64) -> Result<Tape> {
     let mut r = TapeReader {
         input: Decoder(raw),
         stacks,
+        times: MAX_TIME,
         version: VERSION,
     };
     if r.input.take(MAGIC.len()) != Some(MAGIC) {
@@ -103,9 +104,13 @@ struct TapeReader<'a> {
     input: Decoder<'a>,
     /// Bytes that stacks and memory may still take.
     stacks: u64,
+    /// What the times that samples represent may still amount to, ns.
+    times: u64,
     version: u32,
 }
 
+/// Times of clocks, and all times that samples represent together, ns, at most: there is room to add some.
+const MAX_TIME: u64 = 1 << 61;
 /// The first version with marks, and what goes with them.
 const MARKS: u32 = 4;
 
@@ -152,7 +157,7 @@ impl TapeReader<'_> {
             pid: self.input.u32()?,
             attached: self.input.flag()?,
             rate: self.input.u64()?,
-            began: self.input.u64()?,
+            began: self.time()?,
             start: f64::from_bits(self.input.u64()?),
             duration: f64::from_bits(self.input.u64()?),
             event: self.input.text()?,
@@ -168,7 +173,7 @@ impl TapeReader<'_> {
 
     fn options(&mut self) -> Option<TapeOptions> {
         let r = &mut self.input;
-        let mut time = || Some(r.flag()?.then_some(r.u64()?));
+        let mut time = || Some(r.flag()?.then_some(r.u64().filter(|time| *time <= MAX_TIME)?));
         let (weighted, lag) = (time()?, time()?);
         Some(TapeOptions {
             weighted,
@@ -241,7 +246,7 @@ impl TapeReader<'_> {
     }
 
     fn sample(&mut self, pid: Pid, tid: Tid, old: Option<&StackBytes>) -> Option<Sample> {
-        let time = self.input.u64()?;
+        let time = self.time()?;
         let regs = if self.input.flag()? {
             let mut gpr = [0; GPRS];
             for g in &mut gpr {
@@ -273,9 +278,33 @@ impl TapeReader<'_> {
             ..Sample::default()
         };
         if self.version >= MARKS {
-            add_activity(&mut self.input, &mut sample)?;
+            self.activity(&mut sample)?;
         }
         Some(sample)
+    }
+
+    /// The time of a clock, ns.
+    fn time(&mut self) -> Option<u64> {
+        self.input.u64().filter(|time| *time <= MAX_TIME)
+    }
+
+    /// What a sample says of more than its stack.
+    fn activity(&mut self, s: &mut Sample) -> Option<()> {
+        add_activity(&mut self.input, s)?;
+        let t = &s.time_spent;
+        let held = s.wake_up.holders.iter().map(|(_, time)| *time);
+        let lengths = [t.runnable_length, t.throttled_length, t.blocked_length];
+        let times = [
+            t.cpu,
+            t.runnable,
+            t.throttled,
+            t.blocked,
+            s.wake_up.time.saturating_sub(s.time),
+        ];
+        let mut times = times.into_iter().chain(lengths).chain(held);
+        let left = times.try_fold(self.times, |left, time| left.checked_sub(time));
+        self.times = left?;
+        Some(())
     }
 
     fn stack(&mut self, old: Option<&StackBytes>) -> Option<StackBytes> {
@@ -325,7 +354,7 @@ impl TapeReader<'_> {
         if is_old {
             return Some(a);
         }
-        a.clocks = self.list(17, |r| r.u8(), |r, _, _| r.input.u64())?;
+        a.clocks = self.list(17, |r| r.u8(), |r, _, _| r.time())?;
         a.calls = self.list(17, pair, |r, _, _| Some(r.input.flag()?.then_some(r.input.u64()?)))?;
         a.sleeping = self.list(17, pair, |r, (pid, tid), _| {
             if !r.input.flag()? {
