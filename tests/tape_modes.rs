@@ -10,9 +10,8 @@ use std::rc::Rc;
 
 use nativeprof::profile::gil_waits;
 use nativeprof::profile::model::{Frame, FrameKind, Profile};
-use nativeprof::session::{Grouping, SessionOptions};
+use nativeprof::session::{Grouping, SessionOptions, replay};
 use nativeprof::tape::encode;
-use nativeprof::tape_replay;
 
 /// Bytes of a tape at most.
 const MAX_BYTES: usize = 200_000;
@@ -33,7 +32,7 @@ fn replayed(name: &str) -> Profile {
         },
         ..SessionOptions::default()
     };
-    tape_replay::profile(&Rc::new(tape), options).expect("a replay")
+    replay::profile(&Rc::new(tape), options).expect("a replay")
 }
 
 /// The stack of a node, outermost frame first.
@@ -324,7 +323,7 @@ fn damaged_tapes_do_no_harm() {
                 continue;
             };
             good += 1;
-            let _ = tape_replay::profile(&Rc::new(tape), SessionOptions::default());
+            let _ = replay::profile(&Rc::new(tape), SessionOptions::default());
         }
     }
     assert!(good > 3 && bad > 3, "{good} were tapes, {bad} were not");

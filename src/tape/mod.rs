@@ -45,7 +45,7 @@ pub mod prune;
 pub mod recorder;
 pub mod responses;
 
-use responses::{Mapped, MemoryRange, Response, ResponseQueues, SystemResponses};
+use responses::{Mapped, MemoryRange, Response, ResponseQueues, SleepingThread, SystemResponses};
 
 /// Version of the file format. Since 2 there are copies of code objects among the events, and since 3
 /// walks can be [`WalkStatus::Detached`](crate::event::WalkStatus::Detached). Since 4 a tape has the options of its recording,
@@ -261,7 +261,7 @@ pub struct TapeSystem {
     reads: ResponseQueues<MemoryRange, Vec<u8>>,
     clocks: ResponseQueues<u8, u64>,
     calls: ResponseQueues<(Pid, Tid), Option<u64>>,
-    sleeping: ResponseQueues<(Pid, Tid), Option<Box<Sample>>>,
+    sleeping: ResponseQueues<(Pid, Tid), SleepingThread>,
     descriptors: ResponseQueues<(Pid, u32), Option<String>>,
     networks: ResponseQueues<(Pid, String), Option<String>>,
     kernel: Option<String>,

@@ -8,7 +8,7 @@ use std::rc::Rc;
 use rustc_hash::FxHashMap;
 
 use super::encode::max_size;
-use super::responses::{Mapped, MemoryRange, ResponseLog, SystemResponses};
+use super::responses::{Mapped, MemoryRange, ResponseLog, SleepingThread, SystemResponses};
 use super::{MAX_BYTES, MONOTONIC, Mark, OWN_CPU, Tape, TapeHeader};
 use crate::error::Result;
 use crate::event::{Event, Pid, Sample, Tid};
@@ -50,7 +50,7 @@ struct Responses {
     reads: ResponseLog<MemoryRange, Vec<u8>>,
     clocks: ResponseLog<u8, u64>,
     calls: ResponseLog<(Pid, Tid), Option<u64>>,
-    sleeping: ResponseLog<(Pid, Tid), Option<Box<Sample>>>,
+    sleeping: ResponseLog<(Pid, Tid), SleepingThread>,
     descriptors: ResponseLog<(Pid, u32), Option<String>>,
     networks: ResponseLog<(Pid, String), Option<String>>,
 }

@@ -27,6 +27,8 @@ pub struct Response<K, V> {
 
 /// Process, address and path of a mapping.
 pub type Mapped = (Pid, u64, Vec<u8>);
+/// A thread that was read while it slept, if it did.
+pub type SleepingThread = Option<Box<Sample>>;
 /// Process, address and length.
 pub type MemoryRange = (Pid, u64, u32);
 
@@ -46,7 +48,7 @@ pub struct SystemResponses {
     /// System calls that threads slept in.
     pub calls: Vec<Response<(Pid, Tid), Option<u64>>>,
     /// Sleeping threads that were read beside the samples.
-    pub sleeping: Vec<Response<(Pid, Tid), Option<Box<Sample>>>>,
+    pub sleeping: Vec<Response<(Pid, Tid), SleepingThread>>,
     /// What file descriptors referred to.
     pub descriptors: Vec<Response<(Pid, u32), Option<String>>>,
     /// The lines of tables of sockets that matter.
