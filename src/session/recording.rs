@@ -191,7 +191,7 @@ impl Recording {
         // Threads that have got a CPU meanwhile have handed in the samples of their last waits.
         failure = failure.or(self.drain(until).err());
         let left = std::mem::take(&mut self.pump).discard(&mut *self.backend);
-        let mut counts = self.backend.counts();
+        let mut counts = self.counts();
         counts.lost += *left.as_ref().unwrap_or(&0);
         failure = failure.or(left.err());
         let meta = Meta {
