@@ -53,6 +53,7 @@ pub struct Builder {
 }
 
 impl Builder {
+    /// The root of every profile, the node that all stacks begin at.
     pub const ROOT: NodeId = 0;
 
     /// An empty profile of these value types. The first is what the count counts: `samples` or `calls`. Without any it

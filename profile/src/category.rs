@@ -35,6 +35,7 @@ pub enum Category {
     Extension,
     /// Other native code in a file.
     CLibrary,
+    /// Code of the operating system's kernel.
     Kernel,
     /// No code: what a thread does instead of running.
     Waiting,

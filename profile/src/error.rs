@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+/// A result with an [`Error`].
 pub type Result<T> = std::result::Result<T, Error>;
 
 /// The kind of a failure, for callers; users read the text.
@@ -9,6 +10,7 @@ pub type Result<T> = std::result::Result<T, Error>;
 pub enum ErrorKind {
     /// Invalid arguments.
     Usage,
+    /// No such process, or it has exited.
     NoSuchProcess,
     /// The command to run does not exist.
     NoSuchCommand,
@@ -16,9 +18,11 @@ pub enum ErrorKind {
     NotExecutable,
     /// A signal of this number ended the command before it started.
     Killed(u8),
+    /// The user lacks a permission.
     NotPermitted,
     /// Not supported by this system, CPU or target.
     Unsupported,
+    /// An operation of input or output failed.
     Io,
     /// Invalid data.
     Data,
@@ -27,13 +31,18 @@ pub enum ErrorKind {
 /// One line each: what, why, and what to type.
 #[derive(Clone, Debug)]
 pub struct Error {
+    /// The kind, for callers.
     pub kind: ErrorKind,
+    /// What failed.
     pub what: String,
+    /// Why it failed; empty if it is not known.
     pub why: String,
+    /// What the user can do; empty if nothing is known to help.
     pub hint: String,
 }
 
 impl Error {
+    /// An error without a reason and a hint.
     pub fn new(kind: ErrorKind, what: impl Into<String>) -> Error {
         Error {
             kind,
@@ -43,11 +52,13 @@ impl Error {
         }
     }
 
+    /// The error with this reason.
     pub fn why(mut self, why: impl Into<String>) -> Error {
         self.why = why.into();
         self
     }
 
+    /// The error with this hint.
     pub fn hint(mut self, hint: impl Into<String>) -> Error {
         self.hint = hint.into();
         self

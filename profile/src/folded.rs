@@ -90,6 +90,7 @@ pub fn with_targets(profile: &Profile) -> (Profile, Vec<NodeId>) {
 /// How a node of a profile is shown without interpreter frames.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NodeDisplay {
+    /// As a row of its own.
     Itself,
     /// As part of what calls it.
     Hidden,

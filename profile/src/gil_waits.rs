@@ -16,7 +16,9 @@ pub const GIL: &str = "gil";
 /// A thread and the lock.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct GilThread {
+    /// The thread's process.
     pub pid: Pid,
+    /// The thread.
     pub tid: Tid,
     /// ns.
     pub waited: u64,
@@ -31,12 +33,15 @@ pub struct GilThread {
 /// How long one thread waited for another.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct GilPair {
+    /// The thread that waited, with its process.
     pub waiter: (Pid, Tid),
     /// `None`: not known.
     pub holder: Option<(Pid, Tid)>,
     /// ns.
     pub waited: u64,
+    /// Number of waits, estimated.
     pub count: f64,
+    /// ns.
     pub longest: u64,
     /// Functions of the holder that released the lock, with the time waited for each; longest first.
     pub functions: Vec<(String, u64)>,
@@ -45,6 +50,7 @@ pub struct GilPair {
 /// A Python function that held the lock.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct GilFunction {
+    /// The function, `name (file)`.
     pub function: String,
     /// ns, estimated.
     pub held: u64,
@@ -55,8 +61,11 @@ pub struct GilFunction {
 /// All of it, each list with its greatest times first.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct GilWaits {
+    /// Threads that waited for the lock or held it.
     pub threads: Vec<GilThread>,
+    /// Waiting threads, with the thread that each waited for.
     pub pairs: Vec<GilPair>,
+    /// Python functions that held the lock.
     pub functions: Vec<GilFunction>,
 }
 

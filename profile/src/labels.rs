@@ -31,6 +31,7 @@ impl Labels {
         }
     }
 
+    /// Whether no sample has labels.
     pub fn is_empty(&self) -> bool {
         self.of_samples.is_empty()
     }
@@ -58,6 +59,7 @@ impl Labels {
 
 /// Sets of labels, each once.
 pub struct LabelSets {
+    /// The sets by their number.
     pub all: Vec<LabelSet>,
     /// Labels come from the target: a hasher that resists collision attacks.
     ids: HashMap<LabelSet, LabelSetId>,
@@ -93,7 +95,9 @@ impl LabelSets {
 /// A label that samples are to have: `span=NAME`, or one of another key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LabelFilter {
+    /// The key that a label must have.
     pub key: String,
+    /// The value that a label must have.
     pub value: String,
 }
 

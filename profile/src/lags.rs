@@ -5,7 +5,9 @@ use crate::model::{Pid, Tid};
 /// A callback or a step of a task that blocked an event loop for long.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Lag {
+    /// The process of the event loop.
     pub pid: Pid,
+    /// The thread of the event loop.
     pub tid: Tid,
     /// When it began: CLOCK_MONOTONIC of the machine that ran it, ns.
     pub start: u64,

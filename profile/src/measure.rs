@@ -17,7 +17,9 @@ pub enum Measure {
 /// What a clock counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Clock {
+    /// The time that threads run.
     Cpu,
+    /// The time that passes.
     Wall,
 }
 

@@ -15,13 +15,19 @@ pub type Tid = u32;
 /// Kind of a frame of the tree.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum FrameKind {
+    /// The root of the tree.
     Root,
+    /// A process.
     Process,
+    /// A thread.
     Thread,
+    /// A Python function.
     Python,
+    /// A native function.
     Native,
     /// A function that the compiler inlined into the native frame around it.
     Inlined,
+    /// A function of the operating system's kernel.
     Kernel,
     /// Where a stack is incomplete; the name says why.
     Truncated,
@@ -38,6 +44,7 @@ pub enum FrameKind {
 /// A function (never a line: lines are counted in the node).
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Frame {
+    /// What the frame is.
     pub kind: FrameKind,
     /// `co_name` (Python), demangled name (native), `name_[k]` is *not* applied here.
     pub name: String,
@@ -99,13 +106,17 @@ impl Frame {
     }
 }
 
+/// Index of a frame in [`Profile::frames`].
 pub type FrameId = u32;
+/// Index of a node in [`Profile::nodes`].
 pub type NodeId = u32;
 
 /// A node of the tree. Node 0 is the root; a parent always comes before its children.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Node {
+    /// The function of the node.
     pub frame: FrameId,
+    /// The calling node; the root is its own parent.
     pub parent: NodeId,
     /// Samples (or calls, or what else [`Profile::values`] has first) here and below.
     pub count: u64,
@@ -149,11 +160,15 @@ impl Node {
 pub struct TimelineSample {
     /// ns since the start of the profile.
     pub time: u64,
+    /// The process of the sample's thread.
     pub pid: u32,
+    /// The thread that was sampled.
     pub tid: u32,
+    /// The innermost node of the sample's stack.
     pub node: NodeId,
 }
 
+/// Index of a place in [`Profile::places`].
 pub type PlaceId = u32;
 
 /// Place of a sample whose lines are unknown, see [`Profile::sample_places`].
@@ -165,12 +180,14 @@ pub const NO_PLACE: PlaceId = PlaceId::MAX;
 pub struct Place {
     /// The calling place, in the parent of `node`.
     pub parent: PlaceId,
+    /// The function's node.
     pub node: NodeId,
     /// 0: unknown.
     pub line: u32,
 }
 
 impl Place {
+    /// The place of the root, the first one of every profile that has places.
     pub const ROOT: Place = Place {
         parent: 0,
         node: 0,
@@ -185,10 +202,13 @@ pub struct Quality {
     pub expected: u64,
     /// Samples in the tree.
     pub taken: u64,
+    /// Samples with a stack from unwind tables and the interpreter's frames alone.
     pub exact: u64,
     /// Complete, with code analysis or a stack scan where unwind information is missing.
     pub repaired: u64,
+    /// Samples whose stack is incomplete.
     pub partial: u64,
+    /// Samples that were due and are missing.
     pub lost: u64,
     /// Reason -> samples, of the partial ones.
     pub reasons: BTreeMap<String, u64>,
@@ -197,7 +217,9 @@ pub struct Quality {
 /// How long threads of the target were stopped per sample.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StopSummary {
+    /// The median, microseconds.
     pub median_us: u64,
+    /// The longest stop, microseconds.
     pub max_us: u64,
 }
 
@@ -206,31 +228,42 @@ pub struct StopSummary {
 pub struct MergedRecording {
     /// Its name, such as that of its file.
     pub name: String,
+    /// As in [`Meta`].
     pub command: String,
+    /// As in [`Meta`].
     pub rate: u64,
     /// As in [`Meta`].
     pub start: f64,
+    /// As in [`Meta`], seconds.
     pub duration: f64,
+    /// Samples in its tree; calls, or what else its first value type is.
     pub samples: u64,
 }
 
 /// Metadata of a recording.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Meta {
+    /// The version of nativeprof that made the recording.
     pub version: String,
     /// Samples per second of CPU time of each thread; 0 if unknown, or not the same for all.
     pub rate: u64,
+    /// The event that was sampled, such as `cpu-clock`; empty if the recording names none.
     pub event: String,
+    /// The name of the capture backend, such as `ebpf` or `ptrace`.
     pub backend: String,
     /// Seconds since the Unix epoch.
     pub start: f64,
     /// Seconds.
     pub duration: f64,
+    /// The command line of the target.
     pub command: String,
+    /// The process ID of the target.
     pub pid: u32,
+    /// The version of the target's Python; empty if there is none.
     pub python: String,
     /// `None` if the backend does not stop threads.
     pub stopped: Option<StopSummary>,
+    /// How complete the samples are.
     pub quality: Quality,
     /// CPU time of the target while it was sampled, seconds; 0 if the backend does not measure it.
     pub target_cpu: f64,
@@ -251,6 +284,7 @@ pub struct Meta {
 /// A row of the table of files: where its symbols came from.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ModuleMeta {
+    /// The path of the file.
     pub path: String,
     /// In hexadecimal; may be empty.
     pub build_id: String,
@@ -321,7 +355,9 @@ pub struct SampledInstruction {
 pub struct Assembly {
     /// As [`Frame::name`], [`Frame::module`] and [`Frame::address`].
     pub name: String,
+    /// As [`Frame::module`].
     pub module: String,
+    /// As [`Frame::address`].
     pub address: u64,
     /// Whether a build ID says that its file is the one that was recorded.
     pub is_checked: bool,
@@ -332,9 +368,13 @@ pub struct Assembly {
 /// A finished profile.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Profile {
+    /// What is known of the recording.
     pub meta: Meta,
+    /// The frames that nodes refer to by index.
     pub frames: Vec<Frame>,
+    /// The tree of calls; node 0 is the root, and a parent comes before its children.
     pub nodes: Vec<Node>,
+    /// The samples one by one; may be empty.
     pub timeline: Vec<TimelineSample>,
     /// Of files that could be read; the formats of other programs omit them.
     pub excerpts: Vec<SourceExcerpt>,

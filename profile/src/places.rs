@@ -7,6 +7,7 @@ use super::model::{NodeId, Place, PlaceId};
 /// Distinct places.
 #[derive(Debug)]
 pub struct Places {
+    /// The places by their number; the first one is [`Place::ROOT`].
     pub all: Vec<Place>,
     known: FxHashMap<(PlaceId, NodeId, u32), PlaceId>,
 }

@@ -7,9 +7,13 @@ use super::waits::Waits;
 
 /// What a profile knows of some of its samples: a row each, in every column that is not empty.
 pub struct SampleColumns {
+    /// The samples, as in [`Profile::timeline`].
     pub timeline: Vec<TimelineSample>,
+    /// Their places, as in [`Profile::sample_places`].
     pub places: Vec<PlaceId>,
+    /// What is known of their waits.
     pub waits: Waits,
+    /// Their labels.
     pub labels: Labels,
     /// By value type; empty where the amounts follow from the counts.
     pub amounts: Vec<Vec<u64>>,

@@ -25,6 +25,7 @@ pub struct LineEntry {
 
 /// All stacks of a profile by line, with their threads.
 pub struct StacksByLine {
+    /// The entries, callers first; the first one is the root.
     pub all: Vec<LineEntry>,
     /// By index in the timeline, the entry where the sample ended, or [`NONE`]: such a sample is not in the tree.
     pub of_sample: Vec<u32>,

@@ -13,8 +13,11 @@ use super::model::Profile;
 /// The unit of a value type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Unit {
+    /// A number of things.
     Count,
+    /// A time.
     Nanoseconds,
+    /// An amount of memory.
     Bytes,
 }
 
@@ -68,19 +71,30 @@ impl Unit {
 pub struct ValueType {
     /// `samples`, `calls`, `cpu`, `alloc_bytes`, the name of an event, ...
     pub name: Cow<'static, str>,
+    /// The unit of the amounts.
     pub unit: Unit,
 }
 
 impl ValueType {
+    /// Samples.
     pub const SAMPLES: ValueType = ValueType::fixed("samples", Unit::Count);
+    /// Calls of functions.
     pub const CALLS: ValueType = ValueType::fixed("calls", Unit::Count);
+    /// CPU time, ns.
     pub const CPU: ValueType = ValueType::fixed("cpu", Unit::Nanoseconds);
+    /// Wall-clock time, ns.
     pub const WALL: ValueType = ValueType::fixed("wall", Unit::Nanoseconds);
+    /// Time of threads that did not run, ns.
     pub const OFF_CPU: ValueType = ValueType::fixed("off_cpu", Unit::Nanoseconds);
+    /// Time of tasks that were suspended, ns.
     pub const AWAIT: ValueType = ValueType::fixed("await", Unit::Nanoseconds);
+    /// Allocations of memory.
     pub const ALLOCS: ValueType = ValueType::fixed("allocs", Unit::Count);
+    /// Memory allocated, bytes.
     pub const ALLOC_BYTES: ValueType = ValueType::fixed("alloc_bytes", Unit::Bytes);
+    /// Memory allocated and not freed, bytes.
     pub const LIVE_BYTES: ValueType = ValueType::fixed("live_bytes", Unit::Bytes);
+    /// Resident memory of the process, bytes.
     pub const RSS_BYTES: ValueType = ValueType::fixed("rss_bytes", Unit::Bytes);
 
     const fn fixed(name: &'static str, unit: Unit) -> ValueType {
@@ -130,7 +144,9 @@ pub enum Amounts {
 /// A value type of a profile, with its amounts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Value {
+    /// What is measured.
     pub kind: ValueType,
+    /// The amounts of nodes and samples.
     pub amounts: Amounts,
 }
 

@@ -98,11 +98,15 @@ pub struct ViewNode<'a> {
     pub frame: Option<u32>,
     /// Index in [`View::identifiers`].
     pub identifier: u32,
+    /// Samples here and below, as [`crate::model::Node::count`].
     pub count: u64,
+    /// As [`crate::model::Node::lines`].
     pub lines: Cow<'a, BTreeMap<u32, u64>>,
     /// Line -> samples that ended here; unlike in a node, never left out.
     pub self_lines: Cow<'a, BTreeMap<u32, u64>>,
+    /// As [`crate::model::Node::line_text`].
     pub line_text: &'a str,
+    /// As [`crate::model::Node::first_seen_line`].
     pub first_seen_line: u32,
 }
 
@@ -110,7 +114,9 @@ pub struct ViewNode<'a> {
 pub struct View<'a> {
     /// Parents before children, siblings by first appearance; the first one is the root.
     pub items: Vec<ViewNode<'a>>,
+    /// The text of each identifier, see [`identifier`].
     pub identifiers: Vec<String>,
+    /// The frames of the profile.
     pub frames: &'a [Frame],
     /// Frame of each identifier but the root's, the first one that has it.
     first_frames: Vec<u32>,
@@ -124,6 +130,7 @@ pub struct View<'a> {
 const NONE: u32 = u32::MAX;
 
 impl<'a> View<'a> {
+    /// The view of a profile.
     pub fn new(profile: &'a Profile) -> Self {
         let (identifiers, identifier_of, first_frames) = intern_identifiers(&profile.frames);
         let mut items: Vec<ViewNode<'a>> = Vec::with_capacity(profile.nodes.len().max(1));
@@ -188,6 +195,10 @@ impl<'a> View<'a> {
         }
     }
 
+    /// The children of an item, as indices in [`View::items`].
+    ///
+    /// # Panics
+    /// If there is no such item.
     pub fn children(&self, item: u32) -> &[u32] {
         &self.children[self.starts[item as usize] as usize..self.starts[item as usize + 1] as usize]
     }

@@ -26,6 +26,7 @@ pub struct ViewOptions {
 /// The name to focus on is not that of any function with samples.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NoSuchFunction {
+    /// The name as it was given.
     pub name: String,
     /// Names of functions that contain it, those with most samples first, a few.
     pub similar: Vec<String>,

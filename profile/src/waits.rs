@@ -12,7 +12,9 @@ use crate::model::{Pid, Tid};
 /// A thread that ended waits, and what it was doing then.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Waker {
+    /// The thread's process.
     pub pid: Pid,
+    /// The thread.
     pub tid: Tid,
     /// The innermost Python function; empty if there is none.
     pub function: String,
@@ -30,6 +32,7 @@ pub struct Waits {
     pub wakers: Vec<u32>,
     /// Whether the thread held the global lock of its interpreter.
     pub holding: Vec<bool>,
+    /// The threads that ended waits, each with what it was doing; `wakers` refers to them.
     pub known: Vec<Waker>,
     /// Of waits during which several threads held the interpreter lock, each of them: index in the timeline, its number as in
     /// `wakers`, and for how long, ns. By index in the timeline, the last one first.
@@ -136,7 +139,9 @@ pub struct WaitSite {
     pub count: f64,
     /// Quantiles of the intervals' lengths, ns; 0 where no length is known. Of short intervals, those that were sampled.
     pub median: u64,
+    /// The 99th percentile, ns.
     pub p99: u64,
+    /// The longest interval, ns.
     pub longest: u64,
 }
 

@@ -32,6 +32,7 @@ pub struct Both {
     /// Its values are the mean of both, the older and the newer profile, in parts of [`WHOLE`]. Lines are those of the newer
     /// one.
     pub profile: Profile,
+    /// The noise of the older and of the newer profile.
     pub sides: [DiffSide; 2],
 }
 

@@ -14,6 +14,7 @@ const MAX_FILES: usize = 1000;
 pub struct RowMap<'a> {
     /// By function of the older and of the newer profile.
     pub of: [Vec<u32>; 2],
+    /// A frame of each number, by number: of the newer profile if it is there.
     pub frames: Vec<&'a Frame>,
     /// Python files whose functions are in another file of the newer profile: both paths.
     pub renamed: Vec<(&'a str, &'a str)>,
@@ -107,6 +108,7 @@ fn plain_module(name: &str) -> String {
 }
 
 impl<'a> RowMap<'a> {
+    /// The functions of `a` and of the newer `b`, those that are the same paired.
     pub fn of_functions(a: &Stats<'a>, b: &Stats<'a>) -> RowMap<'a> {
         let mut things = Things::new(a, b, FUNCTIONS[0]);
         FUNCTIONS.iter().for_each(|key| things.pair(*key));
@@ -121,6 +123,7 @@ impl<'a> RowMap<'a> {
         things.numbered(renamed)
     }
 
+    /// The modules of `a` and of the newer `b`, those that are the same paired.
     pub fn of_modules(a: &Stats<'a>, b: &Stats<'a>) -> RowMap<'a> {
         let renamed = RowMap::of_functions(a, b).renamed;
         let mut things = Things::new(a, b, MODULES[0]);

@@ -59,23 +59,32 @@ pub enum Normalization {
     Time,
 }
 
+/// What a row of a comparison stands for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RowKind {
+    /// One function.
     Function,
+    /// All functions of one module.
     Module,
 }
 
 /// What is counted of a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Metric {
+    /// Samples that ended in the row.
     SelfCount,
+    /// Samples with the row anywhere on their stack.
     Total,
 }
 
+/// How two profiles are compared.
 #[derive(Clone, Copy, Debug)]
 pub struct DiffOptions {
+    /// What the compared amounts are parts of.
     pub normalization: Normalization,
+    /// What a row stands for.
     pub by: RowKind,
+    /// What is counted of a row.
     pub metric: Metric,
     /// That no interval misses, between 0 and 1.
     pub confidence: f64,
@@ -105,6 +114,7 @@ pub fn grain(profile: &Profile, value: usize) -> f64 {
 /// Changes smaller than this may be noise; in the unit of [`Normalization`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct DetectionLimit {
+    /// The limit of these two recordings.
     pub now: f64,
     /// For recordings of any length: the noise between processes.
     pub of_processes: f64,
@@ -115,9 +125,11 @@ pub struct DetectionLimit {
 pub struct Change<'a> {
     /// A frame of the row (of the newer profile if it is there): a function, or one of the module.
     pub frame: &'a Frame,
+    /// Samples of the older and of the newer profile.
     pub samples: (u64, u64),
     /// In the unit of [`Normalization`]: parts, or seconds (per second).
     pub before: f64,
+    /// The same of the newer profile.
     pub after: f64,
     /// Interval of the change; `None` for a row with too few samples, and for an interpreter-internal function that is
     /// not tested.
@@ -129,6 +141,7 @@ pub struct Change<'a> {
 }
 
 impl Change<'_> {
+    /// The difference of both amounts, in the unit of [`Normalization`]; negative if it shrank.
     pub fn change(&self) -> f64 {
         self.after - self.before
     }

@@ -56,13 +56,17 @@ const LEGEND: &[(&str, Color)] = &[
 
 /// Texts and colors of a flame graph.
 pub struct FlamegraphStyle<'a> {
+    /// The title.
     pub title: String,
+    /// The line below the title.
     pub subtitle: String,
     /// What is counted, and how much of it a count of the profile is.
     pub count_name: &'a str,
+    /// How much of `count_name` one count of the profile is.
     pub factor: f64,
     /// Text and color of a block. Blocks with the same text have the same color.
     pub paint: &'a dyn Fn(&Frame) -> (String, Color),
+    /// Texts and colors of the legend, in their order.
     pub legend: &'a [(&'a str, Color)],
 }
 

@@ -22,13 +22,17 @@ pub enum Role {
     Nameless,
     /// Another function of a file that holds the interpreter and nothing else.
     Interpreter,
+    /// Any other function.
     Other,
 }
 
 /// Functions of some versions of CPython, 3.`since` to 3.`until`.
 pub struct FunctionNames {
+    /// The role of all of these functions.
     pub role: Role,
+    /// Minor number of the first version.
     pub since: u8,
+    /// Minor number of the last version.
     pub until: u8,
     /// Names; a `*` at the end represents any text, one at the front too.
     pub names: &'static [&'static str],

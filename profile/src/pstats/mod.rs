@@ -32,6 +32,7 @@ pub const BUILTIN: &str = "[builtin]";
 pub struct PstatsError {
     /// Byte of the file where it was noticed.
     pub at: usize,
+    /// What is wrong there.
     pub reason: String,
 }
 

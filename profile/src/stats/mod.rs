@@ -23,6 +23,7 @@ pub type FunctionId = u32;
 pub struct SelfTotal {
     /// Self: samples that ended here.
     pub self_count: u64,
+    /// Samples with the row anywhere on their stack.
     pub total: u64,
 }
 
@@ -31,6 +32,7 @@ pub struct SelfTotal {
 pub struct CallEdge {
     /// `None`: the callee is the outermost function of its stacks.
     pub caller: Option<FunctionId>,
+    /// The called function.
     pub callee: FunctionId,
     /// Self samples of the callee when this one called it; samples with this call on their stack.
     pub counts: SelfTotal,
@@ -39,9 +41,11 @@ pub struct CallEdge {
 /// A line of a function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LineCounts {
+    /// The function of the line.
     pub function: FunctionId,
     /// 0: unknown.
     pub line: u32,
+    /// Samples of the line.
     pub counts: SelfTotal,
 }
 
@@ -145,6 +149,7 @@ impl<'a> Stats<'a> {
         self.frames.len()
     }
 
+    /// Whether there are no functions.
     pub fn is_empty(&self) -> bool {
         self.frames.is_empty()
     }
@@ -356,10 +361,13 @@ pub fn module(frame: &Frame) -> &str {
 /// Samples of a thread.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ThreadSamples {
+    /// The thread's process.
     pub pid: u32,
+    /// The thread.
     pub tid: u32,
     /// Last known name; may be empty.
     pub name: String,
+    /// Number of samples; calls, or what else the profile's first value type is.
     pub samples: u64,
 }
 

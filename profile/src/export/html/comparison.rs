@@ -16,10 +16,13 @@ use crate::view::{View, identifier};
 
 /// A comparison of two profiles, for the page.
 pub struct Comparison<'a> {
+    /// Both profiles as one.
     pub both: &'a Both,
+    /// The changes that were found.
     pub found: &'a Diff<'a>,
     /// Of the older and of the newer profile.
     pub names: [&'a str; 2],
+    /// How the amounts in `found` are normalized.
     pub normalization: Normalization,
     /// Whether `found` compares self samples, not total ones.
     pub is_self: bool,

@@ -38,6 +38,7 @@ const MAX_FACTS: usize = 4 << 20;
 pub struct JsonError {
     /// Byte of the file where it was noticed.
     pub at: usize,
+    /// What is wrong there.
     pub reason: String,
 }
 
