@@ -123,9 +123,10 @@ fn for_test(line: &str, pid: u32) -> String {
         word => word.into(),
     });
     let code = words.collect::<Vec<_>>().join(" ").replace("-d 30", "-d 0.3");
-    match code.contains("nativeprof selftest") {
-        true => code + " --pairs 1 --window 0.3",
-        false => code,
+    if code.contains("nativeprof selftest") {
+        code + " --pairs 1 --window 0.3"
+    } else {
+        code
     }
 }
 

@@ -59,9 +59,10 @@ fn check_callers(r: &Recording, case: &str) {
 }
 
 fn check(python: &Python, pools: &[&str]) {
-    let pools = match python.exe == common::newest_python().exe {
-        true => pools,
-        false => &pools[..1],
+    let pools = if python.exe == common::newest_python().exe {
+        pools
+    } else {
+        &pools[..1]
     };
     for pool in pools {
         let case = format!("{}, {pool}", python.name);

@@ -32,12 +32,15 @@ fuzz_target!(|data: &[u8]| {
     let mut groups = EvalGroups::default();
     for _ in 0..count {
         let (kind, anchor) = (b.u8(), u64::from(b.u8()));
-        let frame = |i| match kind >> 5 == i {
-            true => PyFrame::Lost(Truncation::CodeObjectFreed),
-            false => PyFrame::Code {
-                code: CodeId(ids.next().expect("endless")),
-                instr: 0,
-            },
+        let frame = |i| {
+            if kind >> 5 == i {
+                PyFrame::Lost(Truncation::CodeObjectFreed)
+            } else {
+                PyFrame::Code {
+                    code: CodeId(ids.next().expect("endless")),
+                    instr: 0,
+                }
+            }
         };
         groups.begin((kind & 3 != 0 || flags & 8 != 0).then_some(anchor));
         groups.extend((0..kind >> 2 & 3).map(frame));

@@ -316,10 +316,11 @@ pub fn for_each_module(mut each: impl FnMut(&LoadedModule, &CStr, (u64, u64))) {
             LoadedModule::new(info.dlpi_addr as usize, headers, crate::page_size())
         };
         if let Some(module) = module {
-            let name = match info.dlpi_name.is_null() {
-                true => c"",
+            let name = if info.dlpi_name.is_null() {
+                c""
+            } else {
                 // SAFETY: the loader's name of the module, which ends with a zero.
-                false => unsafe { CStr::from_ptr(info.dlpi_name) },
+                unsafe { CStr::from_ptr(info.dlpi_name) }
             };
             each(&module, name, (info.dlpi_adds, info.dlpi_subs));
         }

@@ -374,9 +374,10 @@ pub fn pin_this_module() -> Result<(), &'static str> {
             return Err("the loader does not know this module");
         }
         let flags = libc::RTLD_LAZY | libc::RTLD_NOLOAD | libc::RTLD_NODELETE;
-        match libc::dlopen(info.dli_fname, flags).is_null() {
-            true => Err("this module cannot be kept loaded"),
-            false => Ok(()),
+        if libc::dlopen(info.dli_fname, flags).is_null() {
+            Err("this module cannot be kept loaded")
+        } else {
+            Ok(())
         }
     }
 }

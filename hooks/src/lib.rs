@@ -369,10 +369,7 @@ impl std::error::Error for Refusal {}
 /// The reason why it is refused.
 pub fn install(handler: Arc<dyn Handler>, wanted: HookSet) -> Result<Installed, Refusal> {
     prepare()?;
-    let attached = match wanted.python {
-        true => Some(pymem::attach()?),
-        false => None,
-    };
+    let attached = if wanted.python { Some(pymem::attach()?) } else { None };
     let held = got::lock();
     let free = (0..MAX_HANDLERS).find(|i| HANDLERS[*i].load(Ordering::Acquire).is_null());
     let index = free.ok_or(Refusal::TooManyHandlers)?;

@@ -183,9 +183,10 @@ fn entry(domain: usize, index: usize) -> Option<Allocator> {
 fn below<const D: usize>(context: Pointer) -> Option<Allocator> {
     let first = BELOW.0[D][0].get() as usize;
     let index = (context as usize).wrapping_sub(first) / size_of::<UnsafeCell<Option<Allocator>>>();
-    match index < USED[D].load(Ordering::Acquire) {
-        true => entry(D, index),
-        false => entry(D, 0),
+    if index < USED[D].load(Ordering::Acquire) {
+        entry(D, index)
+    } else {
+        entry(D, 0)
     }
 }
 

@@ -75,15 +75,16 @@ impl Error {
     pub fn not_started(what: impl Into<String>, e: std::io::Error) -> Error {
         let is_limit = e.kind() == std::io::ErrorKind::WouldBlock; // EAGAIN, see clone(2)
         let error = Error::io(what, e);
-        match is_limit {
-            true => Error {
+        if is_limit {
+            Error {
                 why: "no more threads or processes are permitted: a limit of this user (ulimit -u), or of the container or service, \
                       is reached"
                     .into(),
                 ..error
             }
-            .hint("end other processes, or raise the limit: `ulimit -u`, `docker run --pids-limit`, `TasksMax=` of systemd"),
-            false => error.hint("run `nativeprof doctor` to see what works on this machine"),
+            .hint("end other processes, or raise the limit: `ulimit -u`, `docker run --pids-limit`, `TasksMax=` of systemd")
+        } else {
+            error.hint("run `nativeprof doctor` to see what works on this machine")
         }
     }
 

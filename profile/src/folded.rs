@@ -248,10 +248,13 @@ impl FoldedNode<'_> {
         }
         match self.above {
             Above::Nothing | Above::Outer | Above::Start => match self.role {
-                Role::Outer if self.above != Above::Start => match self.below.start[self.at] {
-                    true => Placing::Outer(start),
-                    false => Placing::Keep(Above::Code),
-                },
+                Role::Outer if self.above != Above::Start => {
+                    if self.below.start[self.at] {
+                        Placing::Outer(start)
+                    } else {
+                        Placing::Keep(Above::Code)
+                    }
+                }
                 Role::ThreadStart | Role::Start => Placing::Start(start),
                 Role::Glue | Role::Nameless | Role::Interpreter if leads_to_python => Placing::Start(start),
                 Role::Glue if self.above == Above::Start => Placing::Fold(Above::Start),

@@ -80,10 +80,11 @@ fn verdict(frame: &Frame, waits_in_queue: bool) -> PoolEvidence {
     if WAITS.iter().any(is) {
         return PoolEvidence::Waits;
     }
-    match waits_in_queue {
+    if waits_in_queue {
         // A worker of the program's own: it takes from a queue.
-        true => PoolEvidence::Pool(format!("queue.get in {}", frame.name)),
-        false => PoolEvidence::Busy,
+        PoolEvidence::Pool(format!("queue.get in {}", frame.name))
+    } else {
+        PoolEvidence::Busy
     }
 }
 

@@ -24,9 +24,10 @@ pub fn self_shares(profile: &Profile) -> Vec<(f64, f64)> {
     let counts: Vec<u64> = stats.functions().iter().map(|counts| counts.self_count).collect();
     let blocks = (all / PER_BLOCK).clamp(MIN_BLOCKS, MAX_BLOCKS) as usize;
     let error = (1.0 - CONFIDENCE) / 2.0;
-    let (freedom, is_timed) = match profile.is_timed() && all > 0 {
-        true => (blocks as u32 - 1, true),
-        false => (quantile::NORMAL, false),
+    let (freedom, is_timed) = if profile.is_timed() && all > 0 {
+        (blocks as u32 - 1, true)
+    } else {
+        (quantile::NORMAL, false)
     };
     // Sums over the blocks, by function: squares of what its samples in a block differ from its share of them.
     let mut squares = vec![0.0; counts.len()];

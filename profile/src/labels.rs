@@ -22,12 +22,13 @@ pub struct Labels {
 impl Labels {
     /// Of samples whose sets are numbered as in `sets`; nothing if all are the empty one.
     pub fn new(sets: &[LabelSet], of_samples: Vec<LabelSetId>) -> Labels {
-        match of_samples.iter().all(|set| *set == 0) {
-            true => Labels::default(),
-            false => Labels {
+        if of_samples.iter().all(|set| *set == 0) {
+            Labels::default()
+        } else {
+            Labels {
                 sets: sets.to_vec(),
                 of_samples,
-            },
+            }
         }
     }
 

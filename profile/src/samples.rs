@@ -29,17 +29,20 @@ impl Profile {
         });
         SampleColumns {
             timeline: rows.iter().map(|row| self.timeline[*row]).collect(),
-            places: match self.sample_places.is_empty() {
-                true => Vec::new(),
-                false => pick(&self.sample_places, rows, super::model::NO_PLACE),
+            places: if self.sample_places.is_empty() {
+                Vec::new()
+            } else {
+                pick(&self.sample_places, rows, super::model::NO_PLACE)
             },
-            waits: match self.waits.is_empty() {
-                true => Waits::default(),
-                false => Waits::merge(&[&self.waits], &origins, &|_, pid| pid),
+            waits: if self.waits.is_empty() {
+                Waits::default()
+            } else {
+                Waits::merge(&[&self.waits], &origins, &|_, pid| pid)
             },
-            labels: match self.labels.is_empty() {
-                true => Labels::default(),
-                false => Labels::merge(&[&self.labels], &origins),
+            labels: if self.labels.is_empty() {
+                Labels::default()
+            } else {
+                Labels::merge(&[&self.labels], &origins)
             },
             amounts: amounts.collect(),
         }

@@ -169,9 +169,10 @@ impl StacksByLine {
                     if count == 0 {
                         continue;
                     }
-                    let part: Vec<u64> = match count == amounts[0] {
-                        true => amounts.clone(),
-                        false => amounts.iter().map(|amount| amount / amounts[0] * count).collect(),
+                    let part: Vec<u64> = if count == amounts[0] {
+                        amounts.clone()
+                    } else {
+                        amounts.iter().map(|amount| amount / amounts[0] * count).collect()
                     };
                     amounts.iter_mut().zip(&part).for_each(|(all, part)| *all -= part);
                     rest.push((builder.end(item, line), part));

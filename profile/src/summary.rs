@@ -124,9 +124,10 @@ pub fn thread_states(profile: &Profile) -> Option<String> {
         .map(|(kind, time)| format!("{kind} {}", show(*time)))
         .collect();
     let (running, runnable, waiting) = (show(running), show(runnable), show(total));
-    let kinds = match named.is_empty() {
-        true => String::new(),
-        false => format!(" ({})", named.join(", ")),
+    let kinds = if named.is_empty() {
+        String::new()
+    } else {
+        format!(" ({})", named.join(", "))
     };
     let throttled = match throttled {
         0 => String::new(),

@@ -119,9 +119,10 @@ impl ValueType {
             Unit::Nanoseconds => "_ns",
             Unit::Bytes => "_bytes",
         };
-        match self.name.ends_with(suffix) {
-            true => self.name.to_string(),
-            false => format!("{}{suffix}", self.name),
+        if self.name.ends_with(suffix) {
+            self.name.to_string()
+        } else {
+            format!("{}{suffix}", self.name)
         }
     }
 }
@@ -178,9 +179,10 @@ impl Profile {
 
     /// The value types, that of the count first; never empty.
     pub fn value_types(&self) -> &[Value] {
-        match self.values.is_empty() {
-            true => SAMPLES_ALONE,
-            false => &self.values,
+        if self.values.is_empty() {
+            SAMPLES_ALONE
+        } else {
+            &self.values
         }
     }
 

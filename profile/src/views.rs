@@ -77,9 +77,10 @@ impl ViewOptions {
     }
 
     fn with_interpreter_frames(&self, profile: Profile) -> Profile {
-        match self.interpreter_frames {
-            true => profile,
-            false => without_interpreter_frames(&profile),
+        if self.interpreter_frames {
+            profile
+        } else {
+            without_interpreter_frames(&profile)
         }
     }
 
@@ -200,19 +201,17 @@ fn focus_on(profile: &Profile, named: &[bool], rest: NodeId) -> Profile {
             continue;
         };
         let is_group = is_container(&profile.frames[node.frame as usize]);
-        match is_inside || named[node.frame as usize] || is_group {
-            true => {
-                let into = out.child(under, node.frame);
-                match is_group {
-                    true => out.fold(rest),
-                    false => out.keep(into),
-                }
-                base.push((into, !is_group));
+        if is_inside || named[node.frame as usize] || is_group {
+            let into = out.child(under, node.frame);
+            if is_group {
+                out.fold(rest)
+            } else {
+                out.keep(into)
             }
-            false => {
-                out.fold(rest);
-                base.push((under, false));
-            }
+            base.push((into, !is_group));
+        } else {
+            out.fold(rest);
+            base.push((under, false));
         }
     }
     out.finish()

@@ -154,9 +154,10 @@ impl CallTracer {
             for (id, figures) in callees {
                 calls.push(row(py, subentry, object(id), &figures, seconds, None)?);
             }
-            let calls = match calls.is_empty() {
-                true => py.None(),
-                false => calls.into_pyobject(py)?.unbind(),
+            let calls = if calls.is_empty() {
+                py.None()
+            } else {
+                calls.into_pyobject(py)?.unbind()
             };
             entries.push(row(py, entry, code, &figures, seconds, Some(calls))?);
         }

@@ -57,9 +57,10 @@ pub fn is_standard(path: &Path) -> bool {
 
 /// The name of a file for messages.
 pub fn shown(path: &Path) -> String {
-    match is_standard(path) {
-        true => "standard input".into(),
-        false => path.display().to_string(),
+    if is_standard(path) {
+        "standard input".into()
+    } else {
+        path.display().to_string()
     }
 }
 

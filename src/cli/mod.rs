@@ -46,10 +46,12 @@ pub fn main() -> ExitCode {
                 Some(ours) => print_error(&ours),
                 None => drop(e.print()),
             }
-            return match e.use_stderr() {
-                true if runs_command() => ExitCode::from(FAILED),
-                true => ExitCode::from(2),
-                false => ExitCode::SUCCESS,
+            return if !e.use_stderr() {
+                ExitCode::SUCCESS
+            } else if runs_command() {
+                ExitCode::from(FAILED)
+            } else {
+                ExitCode::from(2)
             };
         }
     };
@@ -142,9 +144,10 @@ fn with_words(hint: &str, words: &[String]) -> String {
 /// A word as a shell reads it.
 fn quoted(word: &str) -> String {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "_@%+=:,./-".contains(c);
-    match !word.is_empty() && word.chars().all(is_plain) {
-        true => word.to_string(),
-        false => format!("'{}'", word.replace('\'', "'\\''")),
+    if !word.is_empty() && word.chars().all(is_plain) {
+        word.to_string()
+    } else {
+        format!("'{}'", word.replace('\'', "'\\''"))
     }
 }
 

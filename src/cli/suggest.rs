@@ -118,9 +118,12 @@ fn wrong_use(e: &clap::Error, command: &str) -> WrongUse {
                 let why = instead.into();
                 return WrongUse { what, why, usage };
             }
-            let why = reasons().unwrap_or_else(|| match argument.starts_with('-') {
-                true => "the command has no such option".into(),
-                false => "the command does not take that many arguments".into(),
+            let why = reasons().unwrap_or_else(|| {
+                if argument.starts_with('-') {
+                    "the command has no such option".into()
+                } else {
+                    "the command does not take that many arguments".into()
+                }
             });
             with_usage(what, why)
         }

@@ -93,16 +93,18 @@ impl TaskObjects<'_> {
     /// avma of the frame of a task's coroutine.
     fn frame(&self, task: u64) -> Option<u64> {
         let coroutine = self.word(task, self.r.coroutine)?;
-        match self.r.frame_is_pointer {
-            true => self.word(coroutine, self.r.frame),
-            false => coroutine.checked_add(self.r.frame.into()),
+        if self.r.frame_is_pointer {
+            self.word(coroutine, self.r.frame)
+        } else {
+            coroutine.checked_add(self.r.frame.into())
         }
     }
 
     fn copy(&self, task: u64, frame: u64, out: &mut Copies) -> Option<()> {
-        let named = match self.r.coroutine_has_name {
-            true => self.word(task, self.r.coroutine)?,
-            false => task,
+        let named = if self.r.coroutine_has_name {
+            self.word(task, self.r.coroutine)?
+        } else {
+            task
         };
         let name = self.word(named, self.r.name)?;
         out.part(frame, 0, |_| true)?;

@@ -169,9 +169,10 @@ fn extend<'a>(
     let mut compiled = true;
     for (f, named) in frames {
         compiled = compiled && is_compiled(f, layout);
-        match compiled {
-            true => groups.extend_compiled(*named),
-            false => groups.extend(*named),
+        if compiled {
+            groups.extend_compiled(*named)
+        } else {
+            groups.extend(*named)
         }
     }
 }

@@ -89,9 +89,10 @@ impl SystemFacts {
 impl SystemFacts {
     /// This program's file, as an argument in a shell.
     pub fn exe_path(&self) -> String {
-        match self.exe.contains('/') {
-            true => self.exe.clone(),
-            false => format!("$(command -v {})", self.exe),
+        if self.exe.contains('/') {
+            self.exe.clone()
+        } else {
+            format!("$(command -v {})", self.exe)
         }
     }
 }

@@ -73,9 +73,10 @@ impl<'a> Snapshot<'a> {
             }
         }
         let mut bytes = vec![0; total];
-        let copied = match ranges.is_empty() {
-            true => 0,
-            false => memory.read_pieces(&ranges, &mut bytes),
+        let copied = if ranges.is_empty() {
+            0
+        } else {
+            memory.read_pieces(&ranges, &mut bytes)
         };
         let read = starts.iter().zip(places).filter(|(_, place)| place + PIECE <= copied);
         let piece = |(at, place): (&u64, usize)| Piece {

@@ -144,12 +144,13 @@ fn module(row: &ModuleMeta, start: f64, open: &mut dyn FnMut(&str) -> Option<Fil
         .iter()
         .map(|b| format!("{b:02x}"))
         .collect();
-    match build_id == row.build_id {
-        true => Ok(module.with_files(path_of(&row.path), Arc::new(|path: &Path| open_file(path)))),
-        false => Err(format!(
+    if build_id == row.build_id {
+        Ok(module.with_files(path_of(&row.path), Arc::new(|path: &Path| open_file(path))))
+    } else {
+        Err(format!(
             "{} is not the file that was recorded: its build ID differs",
             row.path
-        )),
+        ))
     }
 }
 

@@ -55,9 +55,10 @@ pub(super) fn name_anonymous(
     let (sources, mut missing) = jit_sources(input, pid, &avmas);
     let regions = (input.jit)(pid).map_or(Vec::new(), |jit| jit.regions);
     let mut python = None;
-    let called = match writes_names(input, pid) {
-        true => called_functions(input, pid),
-        false => FxHashMap::default(),
+    let called = if writes_names(input, pid) {
+        called_functions(input, pid)
+    } else {
+        FxHashMap::default()
     };
     let mut is_by_call = false;
     let mut used = vec![false; sources.len()];

@@ -133,9 +133,10 @@ pub fn add(profile: &mut Profile, open: &mut dyn FnMut(&str) -> Option<File>) {
         if !changed && is_quotable(path, &text) {
             let size = text.len() + PER_LINE * lines.len();
             let is_whole = wanted.is_own && text.len() <= MAX_WHOLE_FILE && size <= whole_room;
-            let shown = match is_whole {
-                true => (1..=count_of(&lines)).collect(),
-                false => near(&wanted.lines, count_of(&lines)),
+            let shown = if is_whole {
+                (1..=count_of(&lines)).collect()
+            } else {
+                near(&wanted.lines, count_of(&lines))
             };
             whole_room -= if is_whole { size } else { 0 };
             if !shown.is_empty() {

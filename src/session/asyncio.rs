@@ -260,9 +260,10 @@ impl TaskSource for Asyncio {
         let mut before: FxHashMap<u64, KnownTask> = FxHashMap::default();
         for (_, frame, _) in &frames {
             if let Some(known) = own.known.remove(frame) {
-                match reader.still_holds(&memory, &known.chain) {
-                    true => own.known.insert(*frame, known),
-                    false => before.insert(*frame, known),
+                if reader.still_holds(&memory, &known.chain) {
+                    own.known.insert(*frame, known)
+                } else {
+                    before.insert(*frame, known)
                 };
             }
         }

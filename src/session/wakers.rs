@@ -240,22 +240,23 @@ mod tests {
     fn interrupts_are_distinguished_from_threads() {
         let timer = ["try_to_wake_up", "hrtimer_wakeup", "hrtimer_interrupt"];
         // What surrounds them: the innermost function of the entry comes first, then what was interrupted.
-        let (entries, softirqs): (&[&[&str]], &[&str]) = match cfg!(target_arch = "x86_64") {
-            true => (
+        let (entries, softirqs): (&[&[&str]], &[&str]) = if cfg!(target_arch = "x86_64") {
+            (
                 &[
                     &["asm_sysvec_apic_timer_interrupt", "do_idle"],
                     &["asm_common_interrupt", "asm_sysvec_apic_timer_interrupt"],
                 ],
                 &["do_softirq"],
-            ),
-            false => (
+            )
+        } else {
+            (
                 &[
                     &["el1h_64_irq_handler", "el1h_64_irq", "default_idle_call"],
                     &["el0t_64_irq_handler", "el0t_64_irq"],
                     &["el1_irq", "arch_cpu_idle"],
                 ],
                 &["call_on_irq_stack", "do_softirq_own_stack", "do_softirq"],
-            ),
+            )
         };
         for entry in entries {
             let stack = [&timer[..], *entry].concat();

@@ -48,13 +48,12 @@ extern "C" fn on_signal(signal: libc::c_int, info: *mut libc::siginfo_t, _: *mut
     };
     if ends_recording {
         let count = INTERRUPTS.fetch_add(1, Ordering::Relaxed) + 1;
-        let ends_process = match is_for_command {
+        let ends_process = if is_for_command {
             // The command would be left alone. Only Ctrl-C may do that.
-            true => {
-                let enough = count >= MAX_INTERRUPTS || WAITING.load(Ordering::SeqCst);
-                signal == libc::SIGINT && !passed_on && enough
-            }
-            false => count >= MAX_INTERRUPTS,
+            let enough = count >= MAX_INTERRUPTS || WAITING.load(Ordering::SeqCst);
+            signal == libc::SIGINT && !passed_on && enough
+        } else {
+            count >= MAX_INTERRUPTS
         };
         if ends_process {
             // SAFETY: all are async-signal-safe; the default action is always valid. The signal is blocked here.

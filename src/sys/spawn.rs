@@ -79,9 +79,10 @@ pub fn spawn(command: &[String], environment: &[(&str, &str)], detached: bool) -
     let file = words.first().ok_or(io::ErrorKind::InvalidInput)?;
     let (go_read, go_write) = sys::files::pipe()?;
     let (failure_read, failure_write) = sys::files::pipe()?;
-    let null = match detached {
-        true => Some(File::options().read(true).write(true).open("/dev/null")?),
-        false => None,
+    let null = if detached {
+        Some(File::options().read(true).write(true).open("/dev/null")?)
+    } else {
+        None
     };
     let timers = TIMERS.map(take_timer);
     // SAFETY: the child calls only what is safe there, see `become_command`.
@@ -385,9 +386,10 @@ mod tests {
         let after = variables(&[("PATH", "/x"), ("NATIVEPROF_NEW", "1")]).unwrap();
         assert_eq!(after.len(), before.len() + 1);
         for (before, after) in before.iter().zip(&after) {
-            match before.to_bytes().starts_with(b"PATH=") {
-                true => assert_eq!(after.as_c_str(), c"PATH=/x"),
-                false => assert_eq!(after, before),
+            if before.to_bytes().starts_with(b"PATH=") {
+                assert_eq!(after.as_c_str(), c"PATH=/x")
+            } else {
+                assert_eq!(after, before)
             }
         }
         assert_eq!(after.last().map(|v| v.as_c_str()), Some(c"NATIVEPROF_NEW=1"));

@@ -75,9 +75,10 @@ pub fn thread_pointer_on_stack(tid: Tid, end: u64) -> Option<u64> {
         let pthread = start + i as u64;
         // Elsewhere the list that all descriptors are in is just before the thread's number (glibc, nptl/descr.h).
         let is_pointer = |word: usize| at(word).is_some_and(|p| p > 1 << 16 && p % 8 == 0);
-        let is = match DESCRIPTOR_BEGINS_WITH_ADDRESS {
-            true => at(i) == Some(pthread),
-            false => offset >= 16 && is_pointer(i + offset - 16) && is_pointer(i + offset - 8),
+        let is = if DESCRIPTOR_BEGINS_WITH_ADDRESS {
+            at(i) == Some(pthread)
+        } else {
+            offset >= 16 && is_pointer(i + offset - 16) && is_pointer(i + offset - 8)
         };
         let is = is && at(i + offset)? as u32 == tid;
         is.then_some(pthread)

@@ -443,9 +443,10 @@ fn add_activity(r: &mut Decoder, s: &mut Sample) -> Option<()> {
             holder: r.u64()?,
             holders: r.list(17, |r| {
                 let (is_thread, number) = (r.flag()?, r.u64()?);
-                let holder = match is_thread {
-                    true => Holder::Thread(u32::try_from(number).ok()?),
-                    false => Holder::State(number),
+                let holder = if is_thread {
+                    Holder::Thread(u32::try_from(number).ok()?)
+                } else {
+                    Holder::State(number)
                 };
                 Some((holder, r.u64()?))
             })?,

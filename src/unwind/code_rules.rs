@@ -177,9 +177,10 @@ impl FunctionRules {
         let aligned = |at: u64| at & !(FUNCTION_ALIGNMENT - 1);
         // Assembler that states no sizes is often not aligned either, and follows at once.
         let follows = after.checked_sub(1).is_some_and(|i| functions[i].1 == 0) && symbol_before == Some(start);
-        let start = match follows {
-            true => start,
-            false => aligned(start.checked_add(FUNCTION_ALIGNMENT - 1)?),
+        let start = if follows {
+            start
+        } else {
+            aligned(start.checked_add(FUNCTION_ALIGNMENT - 1)?)
         };
         let (start, end) = clip(if start > svma { aligned(svma) } else { start }, end);
         (svma >= start && svma < end).then_some((start, end, false))

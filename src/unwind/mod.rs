@@ -374,9 +374,10 @@ impl Unwinder {
         }
         let ip = state.regs.ip;
         if ip == 0 {
-            return match state.begins_at_zero(rule, cfa, out) {
-                true => Ok(None),
-                false => Err(Truncation::NoUnwindInfo),
+            return if state.begins_at_zero(rule, cfa, out) {
+                Ok(None)
+            } else {
+                Err(Truncation::NoUnwindInfo)
             };
         }
         let interrupts = rule.signal && self.call_edge(state.code, ip, frame.lookup) != CallEdge::Proved;

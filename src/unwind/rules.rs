@@ -346,9 +346,10 @@ impl UnwindState<'_> {
     /// signal handler returns to: the address is that of its first instruction, and not one byte earlier.
     #[inline]
     pub fn place(&self, rule: &Rule, at: Option<(ModuleId, u64)>) -> (u64, Option<(ModuleId, u64)>) {
-        match rule.signal {
-            true => (self.regs.ip, locate(self.code, self.regs.ip).or(at)),
-            false => (self.lookup(), at),
+        if rule.signal {
+            (self.regs.ip, locate(self.code, self.regs.ip).or(at))
+        } else {
+            (self.lookup(), at)
         }
     }
 }

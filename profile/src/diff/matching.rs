@@ -214,9 +214,10 @@ impl<'a> Things<'a> {
             if frame.kind != FrameKind::Python {
                 continue;
             }
-            match self.is_free(side, at) {
-                true => files.entry(&frame.filename).or_default().insert(full_name(frame)),
-                false => others.insert(&*frame.filename),
+            if self.is_free(side, at) {
+                files.entry(&frame.filename).or_default().insert(full_name(frame))
+            } else {
+                others.insert(&*frame.filename)
             };
         }
         files.retain(|file, _| !others.contains(file));

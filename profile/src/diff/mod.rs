@@ -104,9 +104,10 @@ pub fn grain(profile: &Profile, value: usize) -> f64 {
         sum += weight;
         squares += weight * weight;
     }
-    let grain = match profile.is_timed() && sum > 0.0 {
-        true => squares / sum,
-        false => root(value) / root(0).max(1.0),
+    let grain = if profile.is_timed() && sum > 0.0 {
+        squares / sum
+    } else {
+        root(value) / root(0).max(1.0)
     };
     grain.max(1.0)
 }

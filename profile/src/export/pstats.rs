@@ -125,9 +125,10 @@ pub fn write(profile: &Profile, out: &mut dyn Write) -> io::Result<()> {
     for ((caller, callee), figures) in edges {
         callers[callee as usize].push((caller, figures));
     }
-    let seconds = match amounts.is_sampled {
-        true => period(profile).map_or(1.0, |ns| ns as f64 * 1e-9),
-        false => 1e-9,
+    let seconds = if amounts.is_sampled {
+        period(profile).map_or(1.0, |ns| ns as f64 * 1e-9)
+    } else {
+        1e-9
     };
     let mut out = BufWriter::with_capacity(64 << 10, out);
     out.write_all(b"{")?;

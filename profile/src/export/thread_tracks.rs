@@ -270,10 +270,11 @@ pub fn sampled_times(profile: &Profile, track: &Track, period: u64) -> Vec<Stack
         let first = times.len();
         let mut end = parts[0].0;
         for (at, (_, row, sample)) in parts.iter().enumerate() {
-            let length = match at + 1 == parts.len() {
-                true => known_length(*sample).max(period),
+            let length = if at + 1 == parts.len() {
+                known_length(*sample).max(period)
+            } else {
                 // Not longer than it was: the wait before it would be moved.
-                false => known_length(*sample),
+                known_length(*sample)
             };
             let start = end.saturating_sub(length);
             times.push(StackSpan { start, end, item: *row });
@@ -291,9 +292,10 @@ pub fn spans(profile: &Profile, track: &Track, period: u64) -> Vec<StackSpan> {
     for time in sampled_times(profile, track, period) {
         let before = spans.last().map_or(0, |span| span.end);
         // A timer is never quite on time: what is nearly a period is one.
-        let start = match !spans.is_empty() && time.start < before.saturating_add(period / 2) {
-            true => before,
-            false => time.start,
+        let start = if !spans.is_empty() && time.start < before.saturating_add(period / 2) {
+            before
+        } else {
+            time.start
         };
         let end = time.end.max(before);
         spans.push(StackSpan { start, end, ..time });

@@ -125,9 +125,10 @@ impl<'a> Folding<'a> {
         for sample in &mut columns.timeline {
             sample.node = self.target(sample.node);
         }
-        let sample_places = match sample_places.is_empty() {
-            true => sample_places,
-            false => samples.iter().map(|at| sample_places[*at]).collect(),
+        let sample_places = if sample_places.is_empty() {
+            sample_places
+        } else {
+            samples.iter().map(|at| sample_places[*at]).collect()
         };
         let mut values = profile.values.clone();
         for (index, (value, picked)) in values.iter_mut().zip(columns.amounts).enumerate() {
@@ -230,9 +231,10 @@ impl<'a> Folding<'a> {
         let mut places = Places::default();
         let mut new_of: Vec<PlaceId> = Vec::with_capacity(profile.places.len());
         for (at, place) in profile.places.iter().enumerate() {
-            let parent = match (place.parent as usize) < at {
-                true => new_of[place.parent as usize],
-                false => 0,
+            let parent = if (place.parent as usize) < at {
+                new_of[place.parent as usize]
+            } else {
+                0
             };
             let into = self.target(place.node);
             new_of.push(match (at, into) {

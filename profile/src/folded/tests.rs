@@ -19,9 +19,10 @@ fn frame(word: &str) -> Frame {
         };
     }
     let (place, name) = word.rsplit_once(':').unwrap_or((PYTHON, word));
-    match place.contains(".py") || place.starts_with('<') {
-        true => Frame::python(name, name, place, 1),
-        false => Frame::native(name, place, 16),
+    if place.contains(".py") || place.starts_with('<') {
+        Frame::python(name, name, place, 1)
+    } else {
+        Frame::native(name, place, 16)
     }
 }
 

@@ -343,9 +343,10 @@ fn merge_metadata(metas: &[&Meta], new_pids: &[BTreeMap<u32, u32>]) -> Meta {
 
 /// The sum of seconds; 0, not known, if one of them is.
 fn sum_of_known(seconds: impl Iterator<Item = f64> + Clone) -> f64 {
-    match seconds.clone().all(|seconds| seconds > 0.0) {
-        true => seconds.sum(),
-        false => 0.0,
+    if seconds.clone().all(|seconds| seconds > 0.0) {
+        seconds.sum()
+    } else {
+        0.0
     }
 }
 

@@ -89,15 +89,17 @@ fn by_caller(function: &PstatsFunction<'_>, table: &PstatsTable<'_>) -> Vec<Call
         || rows.iter().all(|row| itself(row.0))
         || has_samples && total_left > 1000 + function.total / 1_000_000;
     if is_outermost {
-        let (self_time, below) = match is_timed {
-            true => (self_left, total_left.saturating_sub(self_left)),
-            false => (calls_left, 0),
+        let (self_time, below) = if is_timed {
+            (self_left, total_left.saturating_sub(self_left))
+        } else {
+            (calls_left, 0)
         };
         rows.insert(0, (NONE, calls_left, self_time, below as f64));
     }
-    let all = match table.is_sampled {
-        true => function.primitive,
-        false => function.calls,
+    let all = if table.is_sampled {
+        function.primitive
+    } else {
+        function.calls
     };
     let calls = apportion(all, rows.iter().map(|row| row.1));
     let self_time = apportion(function.self_time, rows.iter().map(|row| row.2));

@@ -89,14 +89,16 @@ fn is_at<M: Machine>(
 fn end<M: Machine>(py: Python<'_>, code: Object, frame: Object, value: Object) -> CallEvent {
     if value.is_null() {
         // An exception that was thrown into it was all that it has seen.
-        return match is_at::<M>(py, code, frame, ResumePlaces::begins) {
-            true => CallEvent::Throw,
-            false => CallEvent::Return,
+        return if is_at::<M>(py, code, frame, ResumePlaces::begins) {
+            CallEvent::Throw
+        } else {
+            CallEvent::Return
         };
     }
-    match is_at::<M>(py, code, frame, ResumePlaces::yields) {
-        true => CallEvent::Yield,
-        false => CallEvent::Return,
+    if is_at::<M>(py, code, frame, ResumePlaces::yields) {
+        CallEvent::Yield
+    } else {
+        CallEvent::Return
     }
 }
 

@@ -319,9 +319,10 @@ impl<M: Machine> EngineSession<M> {
         threads::forget_last();
         greenlets::stop(py, is_last);
         let removed = if own::interpreter(py).has_monitoring {
-            match is_last {
-                true => monitoring::remove(py, self.tool),
-                false => Ok(()),
+            if is_last {
+                monitoring::remove(py, self.tool)
+            } else {
+                Ok(())
             }
         } else {
             hook::remove(py, &std::mem::take(&mut self.hooked))

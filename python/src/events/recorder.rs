@@ -40,12 +40,11 @@ impl EventMachine {
     fn first_sight(&mut self, callee: Callee, context: &mut EventContext<'_, Logs>) -> EventOutcome {
         // What is allocated for the function's name is not the program's.
         let (_, is_excluded) = hooks::silently(|| context.intern(callee));
-        match is_excluded {
-            true => EventOutcome::Excluded,
-            false => {
-                self.last = callee.key();
-                EventOutcome::Done
-            }
+        if is_excluded {
+            EventOutcome::Excluded
+        } else {
+            self.last = callee.key();
+            EventOutcome::Done
         }
     }
 

@@ -93,13 +93,16 @@ impl MeasureReader {
 impl MeasureReader {
     fn __call__(&self, py: Python<'_>) -> i64 {
         let values = self.measure.bind(py).call0().and_then(|v| v.extract::<Vec<f64>>());
-        let values = values.and_then(|values| match values.len() == self.count {
-            true => Ok(values),
-            false => Err(pyo3::exceptions::PyValueError::new_err(format!(
-                "measure() returned {} values, not the {} of its class",
-                values.len(),
-                self.count
-            ))),
+        let values = values.and_then(|values| {
+            if values.len() == self.count {
+                Ok(values)
+            } else {
+                Err(pyo3::exceptions::PyValueError::new_err(format!(
+                    "measure() returned {} values, not the {} of its class",
+                    values.len(),
+                    self.count
+                )))
+            }
         });
         match values {
             Ok(values) => READING.with(|reading| *reading.borrow_mut() = values),

@@ -97,9 +97,10 @@ impl EbpfBackend {
                 .attach("sched_process_fork")
                 .map_err(|e| bpf_error("cannot receive fork events", e))?;
         }
-        let workers = match options.workers {
-            true => Some(workers::attach(&mut bpf)?),
-            false => None,
+        let workers = if options.workers {
+            Some(workers::attach(&mut bpf)?)
+        } else {
+            None
         };
         let events = CpuEvents::open(options, program.as_fd())?;
         let off_cpu = hook.map(|(hook, missing)| OffCpu::attach(&mut bpf, hook, missing));

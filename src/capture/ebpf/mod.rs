@@ -344,9 +344,10 @@ impl Backend for EbpfBackend {
         }
         .map_err(|e| bpf_error(NOTIFY_FAILED, e))?;
         let (spans, context) = (layout.spans.as_ref(), layout.thread_context.as_ref());
-        match spans.is_some() || context.is_some() {
-            true => self.spans.insert(pid, abi::encode_spans(spans, context), 0),
-            false => removed(self.spans.remove(&pid)),
+        if spans.is_some() || context.is_some() {
+            self.spans.insert(pid, abi::encode_spans(spans, context), 0)
+        } else {
+            removed(self.spans.remove(&pid))
         }
         .map_err(|e| bpf_error(NOTIFY_FAILED, e))?;
         self.nested.set(pid, layout);

@@ -201,9 +201,10 @@ impl OffCpu {
             let time = TimeSpent {
                 cpu: 0,
                 runnable: enough(runnable + rest(t.step_runnable, t.until_runnable)),
-                blocked: match blocked < min_blocked {
-                    true => 0,
-                    false => enough(blocked + rest(t.step_blocked, t.until_blocked) + t.late),
+                blocked: if blocked < min_blocked {
+                    0
+                } else {
+                    enough(blocked + rest(t.step_blocked, t.until_blocked) + t.late)
                 },
                 runnable_length: runnable,
                 blocked_length: blocked,

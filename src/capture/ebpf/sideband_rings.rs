@@ -113,9 +113,10 @@ impl SidebandRings {
         }
         let now = sys::clock::now();
         self.starting.retain(|_, until| *until > now);
-        match self.starting.is_empty() {
-            true => Duration::MAX,
-            false => START_POLL,
+        if self.starting.is_empty() {
+            Duration::MAX
+        } else {
+            START_POLL
         }
     }
 

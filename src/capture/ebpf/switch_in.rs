@@ -66,9 +66,10 @@ type KernelTypes = std::result::Result<Btf, String>;
 
 /// The better one first.
 fn hooks(variants: &[Variant], types: &KernelTypes) -> [HookResult; 2] {
-    let task_work = match variants.contains(&Variant::Current) {
-        true => types.as_ref().map_err(String::clone).and_then(task_work),
-        false => Err(format!("{FORCED_BY} excludes task works")),
+    let task_work = if variants.contains(&Variant::Current) {
+        types.as_ref().map_err(String::clone).and_then(task_work)
+    } else {
+        Err(format!("{FORCED_BY} excludes task works"))
     };
     [task_work, kprobe()]
 }

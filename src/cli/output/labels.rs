@@ -49,14 +49,15 @@ pub fn select(profile: Profile, options: &LabelArgs, file: &Path) -> Result<Prof
 /// # Errors
 /// `Data`: the profile has no labels.
 fn check(profile: &Profile, file: &Path) -> Result<()> {
-    match profile.labels.is_empty() {
-        true => Err(Error::new(
+    if profile.labels.is_empty() {
+        Err(Error::new(
             ErrorKind::Data,
             format!("{} has no labels", line(&file.to_string_lossy())),
         )
         .why("no span was active in its samples, or it was recorded without --spans")
-        .hint("mark parts of the program with `with nativeprof.span(\"NAME\"):`, and record it with --spans")),
-        false => Ok(()),
+        .hint("mark parts of the program with `with nativeprof.span(\"NAME\"):`, and record it with --spans"))
+    } else {
+        Ok(())
     }
 }
 

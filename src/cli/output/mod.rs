@@ -282,9 +282,12 @@ impl Output {
             interpreter_frames: self.view.interpreter_frames,
             no_source: self.no_source,
         };
-        let (format, make) = (self.format.name, |out: &mut dyn Write| match is_page {
-            true => html::write_page(profile, &page, out),
-            false => (self.format.write)(profile, out),
+        let (format, make) = (self.format.name, |out: &mut dyn Write| {
+            if is_page {
+                html::write_page(profile, &page, out)
+            } else {
+                (self.format.write)(profile, out)
+            }
         });
         let (shown, done) = match &self.file {
             Some(file) => (file.path().display().to_string(), file.write(&make)),

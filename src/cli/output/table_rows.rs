@@ -38,9 +38,10 @@ pub struct CountedRow {
 impl ReportRow {
     /// As filters and patterns see it.
     pub fn text(&self) -> String {
-        match self.place.is_empty() {
-            true => self.name.clone(),
-            false => format!("{} ({})", self.name, self.place),
+        if self.place.is_empty() {
+            self.name.clone()
+        } else {
+            format!("{} ({})", self.name, self.place)
         }
     }
 

@@ -48,9 +48,10 @@ impl Sections for ModuleSections {
     }
 
     fn functions(&mut self) -> Vec<(u64, u64)> {
-        let exported = match self.0.is_headerless() {
-            true => self.0.exported_functions(),
-            false => Vec::new(),
+        let exported = if self.0.is_headerless() {
+            self.0.exported_functions()
+        } else {
+            Vec::new()
         };
         self.0
             .elf(|e| {

@@ -160,12 +160,13 @@ impl NamingProcess {
             })?;
             running.is_ready = true;
         }
-        let limits = match self.failed.len() < MAX_FAILED {
-            true => self.limits,
-            false => NamingLimits {
+        let limits = if self.failed.len() < MAX_FAILED {
+            self.limits
+        } else {
+            NamingLimits {
                 cpu: self.limits.cpu / 10,
                 elapsed: self.limits.elapsed / 10,
-            },
+            }
         };
         let mut turn = Turn::new(&mut running, limits);
         let result = turn.name(request, addresses);
@@ -392,9 +393,10 @@ impl Turn<'_> {
         if self.cpu_time() > self.limits.cpu.as_nanos() as u64 {
             return Err(Stop::CpuTime);
         }
-        match Instant::now() > self.end {
-            true => Err(Stop::Elapsed),
-            false => Ok(()),
+        if Instant::now() > self.end {
+            Err(Stop::Elapsed)
+        } else {
+            Ok(())
         }
     }
 }

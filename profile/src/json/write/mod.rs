@@ -109,17 +109,19 @@ pub(crate) const KINDS: &[(&str, FrameKind)] = &[
 fn write_tree(profile: &Profile, view: &View<'_>, expanded: bool, out: &mut impl Write) -> io::Result<()> {
     let fragments = NodeFragments::new(profile, view)?;
     let entries = StacksByLine::new(profile, view);
-    let kept = match expanded {
-        true => vec![true; view.items.len()],
-        false => samples::kept(profile, view, &entries, &fragments),
+    let kept = if expanded {
+        vec![true; view.items.len()]
+    } else {
+        samples::kept(profile, view, &entries, &fragments)
     };
     open_node(view, &fragments, 0, out)?;
     out.write_all(b",\"nativeprof\":{")?;
     write_meta(&profile.meta, out)?;
     write_value_types(profile, out)?;
-    match expanded {
-        true => write_timeline(profile, view, out)?,
-        false => samples::write(profile, view, &entries, &fragments, &kept, out)?,
+    if expanded {
+        write_timeline(profile, view, out)?
+    } else {
+        samples::write(profile, view, &entries, &fragments, &kept, out)?
     }
     out.write_all(b"},\"children\":{")?;
     // An own stack of (item, children already written), because a profile may be deeper than ours.

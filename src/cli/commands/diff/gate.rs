@@ -80,16 +80,18 @@ impl Text<'_> {
         let factor = (now.powi(2) - of_processes.powi(2)) / (limit.powi(2) - of_processes.powi(2));
         let seconds = self.profiles.map(|profile| profile.meta.duration);
         let seconds = seconds[0].min(seconds[1]);
-        match seconds > 0.0 {
-            true if seconds * factor > 600.0 => format!(
+        if seconds > 0.0 && seconds * factor > 600.0 {
+            format!(
                 "make recordings of about {:.0} minutes instead of {seconds:.1} s",
                 (seconds * factor / 60.0).ceil()
-            ),
-            true => format!(
+            )
+        } else if seconds > 0.0 {
+            format!(
                 "make recordings of about {:.0} s instead of {seconds:.1} s",
                 (seconds * factor).ceil()
-            ),
-            false => format!("record about {:.0} times as long", factor.ceil()),
+            )
+        } else {
+            format!("record about {:.0} times as long", factor.ceil())
         }
     }
 }

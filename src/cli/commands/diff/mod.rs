@@ -48,12 +48,15 @@ pub fn diff(options: &Options) -> Result<Gate> {
     let filters = words.collect::<Result<Vec<_>>>()?;
     let style = TerminalStyle::of_stdout(options.color);
     phases::switch_to_invoking_user()?;
-    let output = options.output.as_ref().map(|path| match path.is_dir() {
-        true => path.join(match options.format {
-            Some(DiffFormat::Svg) => "nativeprof-diff.svg",
-            _ => "nativeprof-diff.html",
-        }),
-        false => path.clone(),
+    let output = options.output.as_ref().map(|path| {
+        if path.is_dir() {
+            path.join(match options.format {
+                Some(DiffFormat::Svg) => "nativeprof-diff.svg",
+                _ => "nativeprof-diff.html",
+            })
+        } else {
+            path.clone()
+        }
     });
     let image = image_format(options.format, output.as_deref())?;
     if image.is_none() && options.browser.when == Browse::On {
@@ -171,9 +174,10 @@ pub fn diff(options: &Options) -> Result<Gate> {
             }
         }
     } else {
-        let said = match options.json {
-            true => format!("{:#}\n", text.json(&filters)),
-            false => text.table(&filters, &style),
+        let said = if options.json {
+            format!("{:#}\n", text.json(&filters))
+        } else {
+            text.table(&filters, &style)
         };
         table::print(&said).map_err(|e| Error::io("cannot write the table", e).hint("free some disk space"))?;
     }
@@ -397,14 +401,17 @@ impl Text<'_> {
         columns.push((if functions { "FUNCTION" } else { "MODULE" }, Overflow::Start));
         columns.push((if functions { "WHERE" } else { "" }, Overflow::End));
         let cells = |(change, row): &(&Change<'_>, ReportRow)| {
-            let tint = match change.is_significant() {
-                true if change.change() > 0.0 => Color::Red,
-                true => Color::Green,
-                false => Color::Dim,
+            let tint = if !change.is_significant() {
+                Color::Dim
+            } else if change.change() > 0.0 {
+                Color::Red
+            } else {
+                Color::Green
             };
-            let no_interval = match change.interpreter_internal {
-                true => "not tested",
-                false => "too few samples",
+            let no_interval = if change.interpreter_internal {
+                "not tested"
+            } else {
+                "too few samples"
             };
             let interval = change.interval.map_or(no_interval.into(), |(low, high)| {
                 format!("{} to {}", self.amount(low, true), self.amount(high, true))

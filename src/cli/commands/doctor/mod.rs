@@ -127,10 +127,12 @@ pub fn doctor(options: &Doctor) -> Result<bool> {
             let title = format!("Process {}: {}", pid_label(t.pid), procfs::command_line(t.pid));
             let _ = write!(text, "\n{}", section(&title, &process, &style));
         }
-        let verdict = match works {
-            true if usable.ebpf => "Sampling works.",
-            true => "Sampling works with ptrace only.",
-            false => "Sampling does not work.",
+        let verdict = if !works {
+            "Sampling does not work."
+        } else if usable.ebpf {
+            "Sampling works."
+        } else {
+            "Sampling works with ptrace only."
         };
         let _ = writeln!(text, "\n{verdict}");
         text

@@ -213,9 +213,10 @@ pub fn dump(options: &Dump) -> error::Result<()> {
     inspection.open_symbol_sources();
     phases::drop_for_symbolization(Caps::NONE)?;
     let profile = inspection.resolve();
-    let views = match options.interpreter_frames {
-        true => vec![NodeDisplay::Itself; profile.nodes.len()],
-        false => folded::shown(&profile),
+    let views = if options.interpreter_frames {
+        vec![NodeDisplay::Itself; profile.nodes.len()]
+    } else {
+        folded::shown(&profile)
     };
     let threads = tids.iter().map(|tid| {
         let found = snapshots.remove(tid).unwrap_or(Err(SnapshotError::Gone));

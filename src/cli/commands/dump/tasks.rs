@@ -244,9 +244,10 @@ fn shown(
             let code = codes.get(id);
             let own = tasks::frame_name(memory, layout, raw);
             ShownFrame {
-                name: match code.qualname.is_empty() {
-                    true => own.unwrap_or_else(|| code.name.clone()),
-                    false => code.qualname.clone(),
+                name: if code.qualname.is_empty() {
+                    own.unwrap_or_else(|| code.name.clone())
+                } else {
+                    code.qualname.clone()
                 },
                 file: code.filename.clone(),
                 line,

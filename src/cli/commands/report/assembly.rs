@@ -143,9 +143,10 @@ fn draw(context: &ReportContext<'_>, found: &Assembly, all: usize) -> String {
             n => (n.to_string(), share(n, sum)),
         };
         let shown = format!("{samples:>8} {part:>6} {:>9x}  {}", row.address, row.text);
-        text += &match row.samples > 0 && row.samples * 2 >= most {
-            true => context.style.paint(Color::Bold, &shown),
-            false => shown,
+        text += &if row.samples > 0 && row.samples * 2 >= most {
+            context.style.paint(Color::Bold, &shown)
+        } else {
+            shown
         };
         text.push('\n');
     }

@@ -245,10 +245,12 @@ impl ReportContext<'_> {
                 plain(&row.place),
             ]
         };
-        let mut text = match rows.is_empty() {
-            true => "no rows\n".into(),
-            false if counted.is_some() => counted::draw(self, &rows),
-            false => table::draw(&columns, &rows.iter().map(cells).collect::<Vec<_>>(), &self.style),
+        let mut text = if rows.is_empty() {
+            "no rows\n".into()
+        } else if counted.is_some() {
+            counted::draw(self, &rows)
+        } else {
+            table::draw(&columns, &rows.iter().map(cells).collect::<Vec<_>>(), &self.style)
         };
         let rest = &all[rows.len()..];
         let left_out = match rest.len() {

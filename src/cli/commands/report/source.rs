@@ -82,9 +82,10 @@ pub fn source(context: &ReportContext<'_>, word: &str) -> Result<RenderedList> {
                 line(source.unwrap_or_default())
             );
             let is_hot = counts.is_some_and(|c| c.total > 0 && c.total * 2 >= most);
-            text += &match is_hot {
-                true => context.style.paint(Color::Bold, row.trim_end()),
-                false => row.trim_end().to_string(),
+            text += &if is_hot {
+                context.style.paint(Color::Bold, row.trim_end())
+            } else {
+                row.trim_end().to_string()
             };
             text.push('\n');
             list.push(json!({

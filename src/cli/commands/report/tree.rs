@@ -164,9 +164,10 @@ fn draw(context: &ReportContext<'_>, branches: &[Branch], total: u64) -> String 
         } else {
             String::new()
         };
-        let place = match row.place.is_empty() {
-            true => String::new(),
-            false => format!(" ({})", line(&row.place)),
+        let place = if row.place.is_empty() {
+            String::new()
+        } else {
+            format!(" ({})", line(&row.place))
         };
         let kind = row.kind.unwrap_or(FrameKind::Root);
         text += &numbers;

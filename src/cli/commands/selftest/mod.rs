@@ -60,23 +60,22 @@ pub fn selftest(options: &Selftest) -> Result<bool> {
     let problems: Vec<_> = outcomes.iter().map(|(_, outcome)| find_problems(outcome)).collect();
     let ran = outcomes.iter().any(|(_, outcome)| matches!(outcome, Outcome::Ran(_)));
     let good = ran && problems.iter().all(Vec::is_empty);
-    let text = match options.json {
-        true => {
-            let backends = outcomes.iter().zip(&problems);
-            let backends: Value = backends
-                .map(|((name, outcome), problems)| json(name, outcome, problems))
-                .collect();
-            let value = json!({
-                "version": env!("CARGO_PKG_VERSION"),
-                "kernel": kernel(),
-                "python": program.version,
-                "rate": options.rate,
-                "passed": good,
-                "backends": backends,
-            });
-            format!("{value:#}\n")
-        }
-        false => render(&program, options, &outcomes, &problems, &style),
+    let text = if options.json {
+        let backends = outcomes.iter().zip(&problems);
+        let backends: Value = backends
+            .map(|((name, outcome), problems)| json(name, outcome, problems))
+            .collect();
+        let value = json!({
+            "version": env!("CARGO_PKG_VERSION"),
+            "kernel": kernel(),
+            "python": program.version,
+            "rate": options.rate,
+            "passed": good,
+            "backends": backends,
+        });
+        format!("{value:#}\n")
+    } else {
+        render(&program, options, &outcomes, &problems, &style)
     };
     table::print(&text).map_err(|e| Error::io("cannot write the result", e).hint("free some disk space"))?;
     Ok(good)
@@ -247,15 +246,16 @@ fn render(
             Some((median, longest)) => format!("median {median} µs, longest {longest} µs"),
             None => "never".into(),
         };
-        let verdict = match problems.is_empty() {
-            true => Cell {
+        let verdict = if problems.is_empty() {
+            Cell {
                 text: "passed".into(),
                 color: Color::Green,
-            },
-            false => Cell {
+            }
+        } else {
+            Cell {
                 text: "FAILED".into(),
                 color: Color::Red,
-            },
+            }
         };
         let cells = [
             plain(format!("{} of {} expected", q.taken, q.expected)),

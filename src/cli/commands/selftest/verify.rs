@@ -90,9 +90,10 @@ fn check_call_chain(stack: &[&Frame], ours: &[(usize, &str)]) -> std::result::Re
         ["<module>", "self_main", part] if PARTS.contains(part) => Ok(()),
         ["<module>", "self_main", "self_callback", "self_key"] => {
             let between = &stack[ours[2].0 + 1..ours[3].0];
-            match between.iter().any(|f| f.kind != FrameKind::Python) {
-                true => Ok(()),
-                false => Err("`sorted` is missing between self_callback and self_key".into()),
+            if between.iter().any(|f| f.kind != FrameKind::Python) {
+                Ok(())
+            } else {
+                Err("`sorted` is missing between self_callback and self_key".into())
             }
         }
         _ => bad,
