@@ -332,8 +332,8 @@ impl<M: Machine> EngineSession<M> {
             while self.threads.get(i).is_some_and(|t| t.machine.depth() > 0) {
                 let now = match &self.timer {
                     Some(timer) => {
-                        // SAFETY: the reference keeps it alive.
                         let callable = timer.callable.clone_ref(py);
+                        // SAFETY: the reference keeps it alive.
                         unsafe { read_timer(py, self.number, callable.as_ptr(), timer.unit) }
                     }
                     None => now,
