@@ -1,12 +1,12 @@
 //! Checks the architecture in the source text: imports go one way, unsafe code is limited to few files and explained,
-//! versions of CPython are compared in one place, and long files have a reason.
+//! versions of CPython are compared in one place, long files have a reason, and comments fit on a screen.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Allowed imports: a module imports from lower ranks only, never from another one of its own rank. `error`, `escape`, `export` and
-/// `profile` are those of the crate `nativeprof-profile`.
+/// Allowed imports: a module imports from lower ranks only, never from another one of its own rank. `error`, `escape`,
+/// `export` and `profile` are those of the crate `nativeprof-profile`.
 const RANKS: &[&[&str]] = &[
     &[
         "arch",
@@ -76,6 +76,9 @@ const TRUSTED_TEXT: &[&str] = &["engine/clock.rs", "cli/commands/selftest/worklo
 const VERSIONS: &[&str] = &["cpython/versions/", "profile/interpreter_frames/"];
 
 const MAX_LINES: usize = 800;
+
+/// Columns of a comment with its indentation. New ones are wrapped at 120, as code is.
+const MAX_COMMENT: usize = 130;
 
 /// Longer files, and why they are not split.
 const LONG: &[(&str, &str)] = &[];
@@ -346,6 +349,39 @@ fn versions_are_compared_in_one_place() {
     assert!(
         wrong.is_empty(),
         "make it a field of a row in src/cpython/versions:\n{}",
+        wrong.join("\n")
+    );
+}
+
+/// rustfmt leaves comments as they are. Rows of tables cannot be wrapped.
+#[test]
+fn comments_are_not_wider_than_a_screen() {
+    let mut wrong = Vec::new();
+    let crates = [
+        "src",
+        "profile",
+        "symbolize",
+        "hooks/src",
+        "python/src",
+        "tests",
+        "benches",
+        "fuzz/targets",
+    ];
+    for directory in crates {
+        for source in files_below(directory, &["rs"]) {
+            for (n, line) in (1..).zip(source.text.lines()) {
+                let comment = line.trim_start();
+                let is_row = comment.trim_start_matches(['/', '!', ' ']).starts_with('|');
+                let width = line.chars().count();
+                if comment.starts_with("//") && !is_row && width > MAX_COMMENT {
+                    wrong.push(format!("{directory}/{}:{n}: {width} columns", source.name));
+                }
+            }
+        }
+    }
+    assert!(
+        wrong.is_empty(),
+        "wrap these comments at 120 columns:\n{}",
         wrong.join("\n")
     );
 }

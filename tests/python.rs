@@ -45,8 +45,8 @@ fn files_with(text: &str, contain: bool) -> Vec<PathBuf> {
     files
 }
 
-/// Runs the tests in these files that have the marks. Returns what they printed if one failed. `first_way`: of the ways of starting
-/// a program, only every third one, beginning with this one.
+/// Runs the tests in these files that have the marks. Returns what they printed if one failed. `first_way`: of the ways
+/// of starting a program, only every third one, beginning with this one.
 fn package_tests(
     (name, environment): &(String, PathBuf),
     marks: &str,

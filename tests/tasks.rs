@@ -330,8 +330,8 @@ fn eager_tasks_have_their_names() {
     });
 }
 
-/// Samples in functions that only one task each runs (`task_names.py`) are below this task and those that await it: `name` has the names of
-/// `main`, a task and its child, by their number.
+/// Samples in functions that only one task each runs (`task_names.py`) are below this task and those that await it:
+/// `name` has the names of `main`, a task and its child, by their number.
 fn check_names(case: &str, r: &Recording, name: &dyn Fn(&str) -> [String; 3]) {
     let (mut all, mut without) = (0, 0);
     for (stack, n) in r.stacks() {

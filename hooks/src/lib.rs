@@ -84,7 +84,8 @@ pub enum AllocatorCall {
     Calloc,
     /// A block in the place of another; the handler is called after it succeeded, when the old block is gone.
     Realloc,
-    /// The end of a block; the handler is called before the block is freed, so that no other thread can have been given its address yet.
+    /// The end of a block; the handler is called before the block is freed, so that no other thread can have been given
+    /// its address yet.
     Free,
 }
 

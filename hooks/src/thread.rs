@@ -6,8 +6,8 @@
 //! Stable Rust offers no such storage, hence the few lines of assembly, the only ones that depend on the CPU here
 //! together with `thunk.rs`.
 //!
-//! musl has no such storage for modules that are loaded late. But it gives every thread the usual one when it loads a module or starts
-//! a thread (ldso/dynlink.c of 1.2), so that there the usual one will do.
+//! musl has no such storage for modules that are loaded late. But it gives every thread the usual one when it loads a
+//! module or starts a thread (ldso/dynlink.c of 1.2), so that there the usual one will do.
 
 #[cfg(target_env = "musl")]
 use std::cell::UnsafeCell;

@@ -1,8 +1,8 @@
 //! How exact sampled times are: intervals of functions' shares of the samples.
 //!
-//! The interval is that of a proportion (Wilson), with as many samples as independent ones would give as much information. Samples of
-//! a program that does one thing for a while give less: the profile is divided into blocks of equal length, and where the
-//! share varies more between them than that of independent samples would, by this factor.
+//! The interval is that of a proportion (Wilson), with as many samples as independent ones would give as much
+//! information. Samples of a program that does one thing for a while give less: the profile is divided into blocks of
+//! equal length, and where the share varies more between them than that of independent samples would, by this factor.
 
 use super::diff::{quantile, self_by_block};
 use super::model::Profile;

@@ -80,8 +80,8 @@ impl Measure {
         }
     }
 
-    /// The value types where each sample amounts to the same, with what it amounts to: samples, and the clock's time. A profile of
-    /// times has columns instead.
+    /// The value types where each sample amounts to the same, with what it amounts to: samples, and the clock's time. A
+    /// profile of times has columns instead.
     pub fn values(self) -> Vec<Value> {
         let time = match self {
             Measure::Period(Clock::Cpu, ns) if ns > 0 => Some(Value::per_count(ValueType::CPU, ns)),

@@ -182,8 +182,8 @@ pub fn lags(lags: &[Lag], threshold: u64) -> String {
     )
 }
 
-/// `  tasks:    99.8% of 1204 samples in coroutines and greenlets have their task`; the others ran a task that was gone when it was
-/// read, or a coroutine of another library.
+/// `  tasks:    99.8% of 1204 samples in coroutines and greenlets have their task`; the others ran a task that was gone
+/// when it was read, or a coroutine of another library.
 pub fn tasks(with: u64, without: u64) -> String {
     match with + without {
         0 => "  tasks:    no sample was in a coroutine or greenlet".into(),
@@ -195,8 +195,8 @@ pub fn tasks(with: u64, without: u64) -> String {
     }
 }
 
-/// `  GIL:      held in 1204 of 1530 samples; the others are not in the profile`: for recordings of its holders only. `unknown`: of the
-/// samples that are left out, those for which it is not known. `python` is [`Meta::python`].
+/// `  GIL:      held in 1204 of 1530 samples; the others are not in the profile`: for recordings of its holders only.
+/// `unknown`: of the samples that are left out, those for which it is not known. `python` is [`Meta::python`].
 pub fn gil(held: u64, left_out: u64, unknown: u64, python: &str) -> String {
     let all = held + left_out;
     let mut line = format!(

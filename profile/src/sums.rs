@@ -1,7 +1,7 @@
 //! Inclusive amounts of nodes.
 
-/// Adds to the amount of each node those of all nodes below it. `parent` returns the parent of a node, both as indices; a node comes
-/// after its parent, and one whose parent does not is a root.
+/// Adds to the amount of each node those of all nodes below it. `parent` returns the parent of a node, both as indices;
+/// a node comes after its parent, and one whose parent does not is a root.
 #[inline]
 pub fn sum_upwards(amounts: &mut [u64], parent: impl Fn(usize) -> Option<usize>) {
     for at in (1..amounts.len()).rev() {

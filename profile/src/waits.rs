@@ -127,8 +127,8 @@ impl Waits {
 pub struct WaitSite {
     /// `gil`, `lock`, `read`, ...; `runnable`.
     pub kind: String,
-    /// What the kind's own words say of what is waited for: `pipe`, `socket 127.0.0.1:5432`, `threading.RLock`, `table_lock (tables.so)`; else
-    /// empty.
+    /// What the kind's own words say of what is waited for: `pipe`, `socket 127.0.0.1:5432`, `threading.RLock`,
+    /// `table_lock (tables.so)`; else empty.
     pub object: String,
     /// The innermost Python function that waits, else the outermost native one that is known: as [`super::view::frame_text`] has
     /// it, with the line that waits. Of a library's function, that of the program which called it, and then the library's.

@@ -55,7 +55,8 @@ fn seconds() -> f64 {
 
 #[pymethods]
 impl CallRecorder {
-    /// A recording that does not run yet. `mode`: `times`, `counts`, or `counts with samples`: for [`combine`]. `threads`: idents, or None for all.
+    /// A recording that does not run yet. `mode`: `times`, `counts`, or `counts with samples`: for [`combine`].
+    /// `threads`: idents, or None for all.
     #[new]
     #[allow(clippy::too_many_arguments)]
     fn new(

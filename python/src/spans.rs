@@ -1,11 +1,11 @@
 //! `nativeprof.span`: marks what a program works on, for samples from within the process and from outside.
 //!
-//! The active span is the value of a context variable, so that it belongs to a task, a greenlet or a thread as the interpreter
-//! itself switches contexts; entering and leaving a span sets the variable, and nothing else runs. The value is a tuple of a
-//! record, which profilers read (`nativeprof::cpython::spans`), the value that it replaced, and the span. Where the
-//! variable is found from a thread state is measured once, when the module is imported, and published in [`PUBLISHED`].
-//! What needs no measurement is assumed, checked by reading the variable as a profiler does, and not published if that fails: spans
-//! do nothing then.
+//! The active span is the value of a context variable, so that it belongs to a task, a greenlet or a thread as the
+//! interpreter itself switches contexts; entering and leaving a span sets the variable, and nothing else runs. The
+//! value is a tuple of a record, which profilers read (`nativeprof::cpython::spans`), the value that it replaced, and
+//! the span. Where the variable is found from a thread state is measured once, when the module is imported, and
+//! published in [`PUBLISHED`]. What needs no measurement is assumed, checked by reading the variable as a profiler
+//! does, and not published if that fails: spans do nothing then.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::mem::transmute;

@@ -243,7 +243,8 @@ impl SignalRegs {
     }
 
     /// The number of the system call whose instruction is the last one before the instruction pointer. The kernel has
-    /// replaced it by the result, so it is read from what the C library did before (glibc 2.26 to 2.43; of musl, calls that are no cancellation points).
+    /// replaced it by the result, so it is read from what the C library did before (glibc 2.26 to 2.43; of musl, calls
+    /// that are no cancellation points).
     fn call_number(&self, read: ReadMemory) -> Option<u64> {
         let (ip, sp) = (self.0[IP_IN_CONTEXT], self.0[SP_IN_CONTEXT]);
         let mut code = [0; SEARCHED + SYSCALL.len()];

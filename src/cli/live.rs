@@ -1,5 +1,5 @@
-//! Live processes as `record`, `attach`, `top` and `dump` get at them: who runs the command, which process it is for, and what is kept
-//! of the privileges when. The order of these steps is that of [`phases`].
+//! Live processes as `record`, `attach`, `top` and `dump` get at them: who runs the command, which process it is for,
+//! and what is kept of the privileges when. The order of these steps is that of [`phases`].
 
 use std::collections::BTreeSet;
 use std::rc::Rc;

@@ -30,7 +30,8 @@ const NOT_EXECUTABLE: u8 = 126;
 const NOT_FOUND: u8 = 127;
 
 /// Runs the command line; the exit code is 0 good, 1 failed, 2 usage, 3 grown more than `diff --fail-above` allows or
-/// stacks that `replay --verify-edges` finds impossible, 4 if the former cannot be known. That of `record -- COMMAND` is the command's own, 128 and a signal's number, or one of 125 to 127.
+/// stacks that `replay --verify-edges` finds impossible, 4 if the former cannot be known. That of `record -- COMMAND`
+/// is the command's own, 128 and a signal's number, or one of 125 to 127.
 pub fn main() -> ExitCode {
     if sys::process::is_setuid() {
         print_error(&checks::setuid_refused(&SystemFacts::read()));

@@ -1,4 +1,5 @@
-//! What is counted while samples are taken: raw stacks as prefixes, and what is known of their waits. `resolve` makes a profile of it.
+//! What is counted while samples are taken: raw stacks as prefixes, and what is known of their waits. `resolve` makes a
+//! profile of it.
 
 use crate::event::{Pid, Tid};
 

@@ -51,9 +51,9 @@ const MAX_CHAIN: usize = 8;
 const MAX_CELLS: u64 = 8;
 const DICT_ENTRIES: usize = 5;
 
-/// Copies the names of the tasks that run, the thread state's own among them, each followed by those that await it, as copies with the
-/// fingerprint [`RUNNING_TASK`]: first an empty part at the frame of the task's coroutine, or at 0 for one that awaits the last, then
-/// the name.
+/// Copies the names of the tasks that run, the thread state's own among them, each followed by those that await it, as
+/// copies with the fingerprint [`RUNNING_TASK`]: first an empty part at the frame of the task's coroutine, or at 0 for
+/// one that awaits the last, then the name.
 pub fn running_tasks(memory: &dyn Memory, r: &RunningTasks, state: u64, out: &mut Copies) {
     let objects = TaskObjects { memory, r };
     let tasks = match r.current {

@@ -1,10 +1,11 @@
 //! The thread states of one thread, which is stopped or the calling one. The same search as in
 //! capture/ebpf/sample/thread_state.h, for backends that do not run in the kernel.
 //!
-//! A thread has a state in each interpreter that it runs code of. A state names its thread; but a thread can also run a state of
-//! another one, which it was lent (`PyThreadState_Swap`; `_xxsubinterpreters.run_string` up to 3.12). Where calls of the
-//! bytecode loop have a CFrame on the stack (3.10 to 3.12), that of a lent state shows which thread runs it. Before, each thread is
-//! taken to run all that were ever seen to be lent, until the session compares their frames with the stack.
+//! A thread has a state in each interpreter that it runs code of. A state names its thread; but a thread can also run a
+//! state of another one, which it was lent (`PyThreadState_Swap`; `_xxsubinterpreters.run_string` up to 3.12). Where
+//! calls of the bytecode loop have a CFrame on the stack (3.10 to 3.12), that of a lent state shows which thread runs
+//! it. Before, each thread is taken to run all that were ever seen to be lent, until the session compares their frames
+//! with the stack.
 //!
 //! Allocates nothing, so it may run in a signal handler.
 

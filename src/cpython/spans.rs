@@ -78,7 +78,8 @@ fn word(memory: &dyn Memory, object: u64, offset: u16) -> Option<u64> {
     memory.u64(object.checked_add(offset.into())?).filter(|word| *word != 0)
 }
 
-/// The root of a context's mapping; `header`: bytes of a `PyObject`. Its second field is the mapping, whose first one is the root.
+/// The root of a context's mapping; `header`: bytes of a `PyObject`. Its second field is the mapping, whose first one
+/// is the root.
 pub fn root(memory: &dyn Memory, context: u64, header: u16) -> Option<u64> {
     word(memory, word(memory, context, header.checked_add(8)?)?, header)
 }

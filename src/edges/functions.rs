@@ -82,9 +82,10 @@ impl Functions {
         self.stubs.iter().find(|(section, _)| section.contains(&svma))
     }
 
-    /// Where a linkage stub's jump, which ends at `next`, leads as long as its function has not been searched for; `None` if it
-    /// is no jump of a linkage stub. x86-64: to the next instruction, or from `.plt.sec` to the stub in `.plt` with the same number,
-    /// after its first one (x86-64 psABI, "Procedure Linkage Table"). aarch64: to the start of the section.
+    /// Where a linkage stub's jump, which ends at `next`, leads as long as its function has not been searched for;
+    /// `None` if it is no jump of a linkage stub. x86-64: to the next instruction, or from `.plt.sec` to the stub in
+    /// `.plt` with the same number, after its first one (x86-64 psABI, "Procedure Linkage Table"). aarch64: to the
+    /// start of the section.
     pub fn unbound(&self, jump: u64, next: u64) -> Option<u64> {
         /// Bytes of a stub.
         const STUB: u64 = 16;

@@ -1,13 +1,14 @@
 //! Judges the edges of native stacks: can the code of a caller have called its callee?
 //!
-//! An edge is a frame with its caller, as the unwinder has found them. The instruction before the return address must be a
-//! call. If it states what it calls, that must be the callee's function, or lead there by jumps: linkage stubs, tail calls, cold
-//! parts of functions, resolved indirect functions. An edge is *proved* if the bytes show such a way, *possible* if a call or jump
-//! through a register or variable may be one, *impossible* if there is none, and *unjudged* if bytes are missing.
+//! An edge is a frame with its caller, as the unwinder has found them. The instruction before the return address must
+//! be a call. If it states what it calls, that must be the callee's function, or lead there by jumps: linkage stubs,
+//! tail calls, cold parts of functions, resolved indirect functions. An edge is *proved* if the bytes show such a way,
+//! *possible* if a call or jump through a register or variable may be one, *impossible* if there is none, and
+//! *unjudged* if bytes are missing.
 //!
-//! The judge is to find errors of `unwind`, so the two share no code: neither how machine code is read, nor where functions
-//! begin. It knows nothing of stack memory. It alone does not say that stacks are right: an unwinder that truncates every stack has
-//! no impossible edges. Proved edges per sample show that.
+//! The judge is to find errors of `unwind`, so the two share no code: neither how machine code is read, nor where
+//! functions begin. It knows nothing of stack memory. It alone does not say that stacks are right: an unwinder that
+//! truncates every stack has no impossible edges. Proved edges per sample show that.
 //!
 //! What is read is recorded on tapes (`EdgeAccesses`, `System::read_memory`), so a replay judges as the recording did.
 

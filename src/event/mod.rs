@@ -223,7 +223,8 @@ pub struct Sample {
     pub suspended: Option<Suspension>,
     /// Which spans are active in the thread.
     pub spans: SpanRecords,
-    /// The asyncio tasks that run: the thread's own, and those of other threads with an event loop. Empty where they are not read.
+    /// The asyncio tasks that run: the thread's own, and those of other threads with an event loop. Empty where they
+    /// are not read.
     pub tasks: Vec<RunningTask>,
 }
 

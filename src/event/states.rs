@@ -118,8 +118,9 @@ impl ThreadState {
         !matches!(self, ThreadState::Runnable | ThreadState::Throttled)
     }
 
-    /// Its name in the tree: `[runnable]`, `[stopped]`, `[waiting: read pipe]`, `[waiting: read socket 127.0.0.1:5432]`; `sockets` has the
-    /// names of sockets by their number. Futexes have names by the functions that wait.
+    /// Its name in the tree: `[runnable]`, `[stopped]`, `[waiting: read pipe]`,
+    /// `[waiting: read socket 127.0.0.1:5432]`; `sockets` has the names of sockets by their number. Futexes have names
+    /// by the functions that wait.
     pub fn label(self, sockets: &[String]) -> String {
         match self {
             ThreadState::Runnable => "[runnable]".into(),
@@ -231,8 +232,8 @@ pub struct WakeUp {
     pub time: u64,
     /// The thread that was running when it was woken, and its process.
     pub waker: Option<(Pid, Tid)>,
-    /// avma of the Python thread state that held the interpreter lock until then, where the wait was not ended by a thread; 0: not
-    /// known.
+    /// avma of the Python thread state that held the interpreter lock until then, where the wait was not ended by a
+    /// thread; 0: not known.
     pub holder: u64,
     /// Of a wait for the interpreter lock, the threads that held it, the last one first, and for how long, ns. Of a long wait the
     /// first holders may be missing.

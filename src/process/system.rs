@@ -38,7 +38,8 @@ pub trait System {
     /// avma just past the main thread's frames; 0 if unknown.
     fn stack_end(&self, pid: Pid) -> u64;
 
-    /// When a process was started, clock ticks since the machine was: tells it from a later one with the same number. Not on tapes.
+    /// When a process was started, clock ticks since the machine was: tells it from a later one with the same number.
+    /// Not on tapes.
     fn start_time(&self, _pid: Pid) -> Option<u64> {
         None
     }

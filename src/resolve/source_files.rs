@@ -82,8 +82,8 @@ impl SourceFiles {
         }
     }
 
-    /// The file at a path, to be read from its start. `None`: there is none, or different ones in the root directories of different
-    /// processes.
+    /// The file at a path, to be read from its start. `None`: there is none, or different ones in the root directories
+    /// of different processes.
     pub fn get(&self, path: &str) -> Option<File> {
         if let Some(known) = self.python.get(path) {
             return known.file.as_ref()?.try_clone().ok();
@@ -103,7 +103,8 @@ impl SourceFiles {
     }
 }
 
-/// Whether two files have the same content, as far as can be told without reading them: files of container images keep their times.
+/// Whether two files have the same content, as far as can be told without reading them: files of container images keep
+/// their times.
 fn is_same(file: &File, other: Option<&File>) -> bool {
     let (Ok(a), Some(Ok(b))) = (file.metadata(), other.map(File::metadata)) else {
         return false;

@@ -1,5 +1,5 @@
-//! What is observed of processes in addition to their stacks. Each activity has a struct for all processes and one for each process;
-//! none knows another.
+//! What is observed of processes in addition to their stacks. Each activity has a struct for all processes and one for
+//! each process; none knows another.
 
 use super::SessionOptions;
 use super::awaits::{Awaits, ProcessAwaits};

@@ -1,5 +1,5 @@
-//! asyncio in one process: the search for it, what reads its tasks, where the backend reads which of them run, and which threads run
-//! its event loops.
+//! asyncio in one process: the search for it, what reads its tasks, where the backend reads which of them run, and
+//! which threads run its event loops.
 //!
 //! A coroutine's frame keeps its address for as long as the coroutine lives, and a task keeps its coroutine alive. But when a
 //! sample is processed, the task may have ended, and another one have taken its place, down to the address of its name. So the
@@ -27,8 +27,8 @@ use crate::limits::SHIM;
 use crate::process::memory::{Memory, Pages};
 use crate::process::modules::Modules;
 
-/// Time between the first attempts to find asyncio in a process after it has loaded a file, ns, and how many of them are not to be
-/// late: it may be importing asyncio.
+/// Time between the first attempts to find asyncio in a process after it has loaded a file, ns, and how many of them
+/// are not to be late: it may be importing asyncio.
 const RETRY: u64 = 5_000_000;
 const URGENT: u64 = 20;
 /// Time between two attempts as a multiple of the time that one takes.
@@ -83,10 +83,10 @@ impl KnownTask {
     }
 }
 
-/// The names of a task that ran at a sample and of those that awaited it. `copied` has, by their addresses, the task first, those that
-/// were found at the sample. `known` is what was read of the task at other times, and whether it is the same after the sample: the
-/// tasks that follow are taken from there if it was so before and after, or if the last task that was copied is the same one without
-/// doubt.
+/// The names of a task that ran at a sample and of those that awaited it. `copied` has, by their addresses, the task
+/// first, those that were found at the sample. `known` is what was read of the task at other times, and whether it is
+/// the same after the sample: the tasks that follow are taken from there if it was so before and after, or if the last
+/// task that was copied is the same one without doubt.
 fn names_at_sample(copied: Vec<(u64, CopiedName)>, time: u64, known: &[(&KnownTask, bool)]) -> Vec<String> {
     let Some((_, last)) = copied.last() else {
         return Vec::new();

@@ -31,8 +31,9 @@ const OUTER: &[AwaitKind] = &[AwaitKind::Queue, AwaitKind::Child];
 
 /// Innermost functions that are examined where a library's functions call each other.
 const MAX_OF_LIBRARY: usize = 24;
-/// The last directory of a file and its name, and the beginning of a function's qualified name, or of its plain one, which is all that
-/// is known before CPython 3.11. Of the standard library the directory is `python3`, with any version.
+/// The last directory of a file and its name, and the beginning of a function's qualified name, or of its plain one,
+/// which is all that is known before CPython 3.11. Of the standard library the directory is `python3`, with any
+/// version.
 const OTHERS: &[(&str, &str, AwaitKind)] = &[
     ("gevent/hub.py", "sleep", AwaitKind::Sleep),
     ("gevent/thread.py", "LockType.", AwaitKind::Lock),

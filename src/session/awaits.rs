@@ -263,8 +263,8 @@ impl Awaits {
         Duration::from_nanos(own.due.saturating_sub(now))
     }
 
-    /// Shares the time that a thread waited among the tasks that it waited for; `time` and `length` of the interval in ns. False if
-    /// there are none.
+    /// Shares the time that a thread waited among the tasks that it waited for; `time` and `length` of the interval in
+    /// ns. False if there are none.
     pub(super) fn share_wait(&mut self, own: &mut ProcessAwaits, s: &Sample, time: u64, length: u64) -> bool {
         let reading = own.reading(s.time.saturating_sub(length.max(time)), s.time);
         let Some(nodes) = reading.and_then(|r| r.nodes.get(&s.tid)) else {

@@ -1,5 +1,5 @@
-//! Greenlets of one process. Which one a sample belongs to is on the native stack: its address is among the words of the frames that
-//! begin the greenlet; what that refers to is read a little later, and checked.
+//! Greenlets of one process. Which one a sample belongs to is on the native stack: its address is among the words of
+//! the frames that begin the greenlet; what that refers to is read a little later, and checked.
 
 use std::ops::Range;
 use std::rc::Rc;

@@ -1,9 +1,10 @@
-//! Recordings: events in, stacks counted in a segment, a profile out. This module calls the stages in order; names are resolved at the
-//! end.
+//! Recordings: events in, stacks counted in a segment, a profile out. This module calls the stages in order; names are
+//! resolved at the end.
 //!
-//! A session is run by a [`Recording`] (live), a [`replay::Replay`] (of a tape) or an [`Inspection`] (of one process, once); nothing
-//! else knows it. `Process` owns what is known of a process, `Files` what is known of files, `StackBuilder` makes a stack of a
-//! sample, `Activities` observe what else happens, and `Segment` has what was counted.
+//! A session is run by a [`Recording`] (live), a [`replay::Replay`] (of a tape) or an [`Inspection`] (of one process,
+//! once); nothing else knows it. `Process` owns what is known of a process, `Files` what is known of files,
+//! `StackBuilder` makes a stack of a sample, `Activities` observe what else happens, and `Segment` has what was
+//! counted.
 
 use std::ops::Range;
 use std::path::PathBuf;
@@ -476,8 +477,8 @@ impl Session {
         self.name(None, |input, _| resolve::resolve(input, start, meta))
     }
 
-    /// The samples of a time range, of all threads or one, as a profile; with what kept event loops also before. Resolves names that
-    /// are new, which needs no privileges except for opening debug files.
+    /// The samples of a time range, of all threads or one, as a profile; with what kept event loops also before.
+    /// Resolves names that are new, which needs no privileges except for opening debug files.
     fn window(&mut self, span: Range<u64>, only: Option<Tid>, meta: Meta) -> Profile {
         let window = self.segment.window(&span, only);
         self.name(Some(window), |input, names| {

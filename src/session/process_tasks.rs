@@ -24,8 +24,8 @@ pub(super) enum Runs {
 }
 
 impl ProcessTasks {
-    /// Whether a thread that waits for events does so on behalf of its suspended tasks: not where a task itself waits, nor outside
-    /// of the hub in a thread that has one.
+    /// Whether a thread that waits for events does so on behalf of its suspended tasks: not where a task itself waits,
+    /// nor outside of the hub in a thread that has one.
     pub(super) fn waits_for_tasks(&mut self, tid: Tid, runs: Runs) -> bool {
         match runs {
             Runs::Task => false,

@@ -149,8 +149,8 @@ impl Processes {
             .flatten()
     }
 
-    /// Forgets a process, but for what names its JIT code if samples have such. Returns what the activities knew of it, and whether its
-    /// code is kept.
+    /// Forgets a process, but for what names its JIT code if samples have such. Returns what the activities knew of it,
+    /// and whether its code is kept.
     pub(super) fn forget(&mut self, pid: Pid) -> Option<(ProcessActivities, bool)> {
         self.departed.retain(|departed| *departed != pid);
         let KnownProcess {

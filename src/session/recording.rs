@@ -216,8 +216,8 @@ impl Recording {
         Ok(())
     }
 
-    /// The samples of the last `seconds` before `until` (on the samples' clock), of all threads or one, and the time at which they
-    /// begin. What is older than `max_age` seconds is forgotten.
+    /// The samples of the last `seconds` before `until` (on the samples' clock), of all threads or one, and the time at
+    /// which they begin. What is older than `max_age` seconds is forgotten.
     pub fn window(&mut self, seconds: u64, max_age: u64, until: u64, thread: Option<Tid>) -> (Profile, u64) {
         let began = self.start.time;
         let before = |seconds: u64| until.saturating_sub(seconds.saturating_mul(1_000_000_000)).max(began);

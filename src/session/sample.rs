@@ -1,5 +1,5 @@
-//! One sample on its way into the segment, stage by stage: build its stack, find what ended its wait, count it, and update what is
-//! known of its process.
+//! One sample on its way into the segment, stage by stage: build its stack, find what ended its wait, count it, and
+//! update what is known of its process.
 
 use super::activities::Activities;
 use super::process_tasks::Runs;

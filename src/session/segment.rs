@@ -70,8 +70,8 @@ impl QualityCounts {
     }
 }
 
-/// Samples that CPU time (ns) at a rate (Hz) requires beyond those that are `known`, taken or lost: lost too, although nothing has
-/// counted them. When samples fall due is random, so few of them say nothing.
+/// Samples that CPU time (ns) at a rate (Hz) requires beyond those that are `known`, taken or lost: lost too, although
+/// nothing has counted them. When samples fall due is random, so few of them say nothing.
 fn unseen(cpu_time: u64, rate: u64, known: u64) -> u64 {
     /// Standard deviations that are left to chance, samples, in case there are not enough for them to mean anything, and the part
     /// by which the clocks of CPU time and of sampling may differ.

@@ -250,8 +250,8 @@ impl StackBuilder {
         process.into_iter().chain(thread)
     }
 
-    /// Begins the stack of a sample; `dispatcher`: the thread that it is counted below if that is another one. `is_grouped`: with the
-    /// frames that group stacks by process and thread.
+    /// Begins the stack of a sample; `dispatcher`: the thread that it is counted below if that is another one.
+    /// `is_grouped`: with the frames that group stacks by process and thread.
     pub(super) fn begin(&mut self, s: &Sample, dispatcher: Option<Tid>, is_grouped: bool) {
         self.stack.clear();
         if is_grouped {

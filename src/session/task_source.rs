@@ -179,8 +179,8 @@ pub(super) trait TaskSource {
     /// The suspended frames, outermost first.
     fn frames(task: &Self::Suspended) -> &[RawAwaitFrame];
 
-    /// How to show a task; `functions`: qualified names and files of its frames' functions, outermost first, as far as these can be
-    /// read. `None`: it awaits nothing itself.
+    /// How to show a task; `functions`: qualified names and files of its frames' functions, outermost first, as far as
+    /// these can be read. `None`: it awaits nothing itself.
     fn describe(
         &self,
         task: &Self::Suspended,

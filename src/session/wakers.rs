@@ -75,8 +75,8 @@ impl Wakers {
         self.pending.clear();
     }
 
-    /// Takes in the waker of thread `woken` if it has no user stack to be shown: an interrupt, a process that is not sampled. False
-    /// if it has. `is_sampled`: its process is.
+    /// Takes in the waker of thread `woken` if it has no user stack to be shown: an interrupt, a process that is not
+    /// sampled. False if it has. `is_sampled`: its process is.
     pub(super) fn add_foreign(
         &mut self,
         woken: Tid,

@@ -51,8 +51,8 @@ pub fn raise_priority() {
 /// Lets the calling thread run before all but the kernel and other real-time threads, if permitted (CAP_SYS_NICE); true
 /// if so. For short-lived threads.
 pub fn set_realtime_priority() -> bool {
-    // SAFETY: the structure has integers only, for some C libraries more than one, and lives as long as the call; 0 is the calling
-    // thread.
+    // SAFETY: the structure has integers only, for some C libraries more than one, and lives as long as the call; 0 is
+    // the calling thread.
     unsafe {
         let mut lowest: libc::sched_param = std::mem::zeroed();
         lowest.sched_priority = 1;

@@ -393,8 +393,9 @@ impl Unwinder {
         Ok(at)
     }
 
-    /// Whether the current frame, whose table says that it is one of the kernel, is that of a function which was called: OCaml marks
-    /// so what switches stacks (runtime/amd64.S of 5.0 and later), since the next frame may be at a lower address.
+    /// Whether the current frame, whose table says that it is one of the kernel, is that of a function which was
+    /// called: OCaml marks so what switches stacks (runtime/amd64.S of 5.0 and later), since the next frame may be at a
+    /// lower address.
     fn is_called(&mut self, state: &UnwindState) -> bool {
         let ip = state.regs.ip;
         let is_return = |(module, svma): (ModuleId, u64)| {

@@ -92,8 +92,8 @@ impl Rule {
         regs.get(FP).filter(|_| is_record).map(|fp| fp.wrapping_sub(at as u64))
     }
 
-    /// Whether the caller may have another stack: that of a frame created by the kernel has, and that of a function which keeps its
-    /// stack pointer in a register that compilers use for no frame (OCaml, while it runs C code).
+    /// Whether the caller may have another stack: that of a frame created by the kernel has, and that of a function
+    /// which keeps its stack pointer in a register that compilers use for no frame (OCaml, while it runs C code).
     pub fn may_switch(&self) -> bool {
         let base = usize::from(self.base);
         self.signal || self.kind == RuleKind::Frame && base != SP && base != FP

@@ -1,6 +1,7 @@
-//! `DW_CFA_AARCH64_negate_ra_state_with_pc` (AADWARF64, 2024Q3: 0x2c) in call frame tables: from there on return addresses
-//! are signed, or are not, with the address of the signing instruction as a part of the signature. gimli 0.34 ends a function's table
-//! where it finds one. For unwinding it means nothing, since signatures are removed without a check: it is overwritten.
+//! `DW_CFA_AARCH64_negate_ra_state_with_pc` (AADWARF64, 2024Q3: 0x2c) in call frame tables: from there on return
+//! addresses are signed, or are not, with the address of the signing instruction as a part of the signature. gimli 0.34
+//! ends a function's table where it finds one. For unwinding it means nothing, since signatures are removed without a
+//! check: it is overwritten.
 //!
 //! Written for bytes that may be damaged: what cannot be parsed stays as it is.
 

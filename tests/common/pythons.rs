@@ -112,9 +112,10 @@ pub fn each_with_backend(all: impl IntoIterator<Item = &'static Python>, test: i
     each_of(third(0, all), |python| test(python, "ptrace"));
 }
 
-/// Every third of these, beginning with the newest, the second newest or the third newest (`first` 0, 1, 2, and so on again): for tests that
-/// hardly ever find with one version what they do not find with the others. The tests of one subject begin with different
-/// ones, so that together they have every version. All of them if `ALL_COMBINATIONS` is set, or if they are few.
+/// Every third of these, beginning with the newest, the second newest or the third newest (`first` 0, 1, 2, and so on
+/// again): for tests that hardly ever find with one version what they do not find with the others. The tests of one
+/// subject begin with different ones, so that together they have every version. All of them if `ALL_COMBINATIONS` is
+/// set, or if they are few.
 pub fn third<T>(first: usize, all: impl IntoIterator<Item = T>) -> impl Iterator<Item = T> {
     let all: Vec<T> = all.into_iter().collect();
     let (step, first) = if all_combinations() || all.len() <= 3 {

@@ -141,7 +141,8 @@ fn stopped_and_frozen_threads() {
     });
 }
 
-/// A control group that is permitted a thirtieth of a CPU, with another one in it that has no limit of its own. Removed at the end.
+/// A control group that is permitted a thirtieth of a CPU, with another one in it that has no limit of its own. Removed
+/// at the end.
 struct Throttled(PathBuf);
 
 impl Throttled {

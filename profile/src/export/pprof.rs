@@ -2,9 +2,9 @@
 //! (count) and `cpu` (nanoseconds) of a recording.
 //!
 //! Each frame has the line of its sample. A native function and what the compiler inlined into it are one location with
-//! several lines, as pprof has it. Samples differ by their lines and, where the timeline has them, by labels
-//! `thread`, `tid` and `pid`, and those of spans; `--tagroot` accepts pid and tid too. An address is the start of the function in its
-//! file's own address space; the mappings are files, without addresses.
+//! several lines, as pprof has it. Samples differ by their lines and, where the timeline has them, by labels `thread`,
+//! `tid` and `pid`, and those of spans; `--tagroot` accepts pid and tid too. An address is the start of the function in
+//! its file's own address space; the mappings are files, without addresses.
 //!
 //! Source: `proto/profile.proto` of google/pprof. The messages are written by hand: a few fields of seven types, no
 //! compiler of protocol buffers.

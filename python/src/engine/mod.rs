@@ -146,7 +146,8 @@ pub trait Machine: Sized + 'static {
     /// What all threads of a session share.
     type Shared;
 
-    /// Whether [`CallEvent::Yield`] must be distinguished from [`CallEvent::Return`] where that costs a lookup, which is before 3.12.
+    /// Whether [`CallEvent::Yield`] must be distinguished from [`CallEvent::Return`] where that costs a lookup, which
+    /// is before 3.12.
     const NEEDS_YIELDS: bool = true;
 
     fn new(info: &ThreadInfo, shared: &mut Self::Shared) -> Self;

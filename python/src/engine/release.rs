@@ -99,8 +99,8 @@ pub(crate) fn release_ended<M: Machine>(py: Python<'_>) {
     }
 }
 
-/// Gives up all code objects that have ended, of the session that runs, which is one of this type. The end of an object may run Python code (by weak
-/// references, say), which may stop the session: nothing of it may be borrowed.
+/// Gives up all code objects that have ended, of the session that runs, which is one of this type. The end of an object
+/// may run Python code (by weak references, say), which may stop the session: nothing of it may be borrowed.
 pub fn release_all<M: Machine>(py: Python<'_>) {
     for _ in 0..MAX_DEPTH {
         // Found again each time: Python code has run.

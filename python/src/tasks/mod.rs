@@ -102,8 +102,8 @@ fn number(id: crate::engine::FunctionNumber) -> i64 {
     }
 }
 
-/// Number, key (an address; for code objects that have ended an odd number), code object or text for a C function, whether it is a
-/// code object.
+/// Number, key (an address; for code objects that have ended an odd number), code object or text for a C function,
+/// whether it is a code object.
 type TaskFunctionRow = (i64, usize, Py<PyAny>, bool);
 /// Number of a function (`<main>`: -1, `<wait>`: -2), calls, suspended time, own and aggregate time (ns), own and
 /// aggregate values.

@@ -104,8 +104,8 @@ pub fn copy(read: Read<'_>, base: u64, end: StackEnd, out: &mut [u8], holes: &mu
     at
 }
 
-/// The end of a hole that begins with the page at `from`: searched by leaps that double up to `MAX_LEAP`, then between the last two. What lies
-/// between pages of a hole that were tried counts as a part of it. As in sample/write.h.
+/// The end of a hole that begins with the page at `from`: searched by leaps that double up to `MAX_LEAP`, then between
+/// the last two. What lies between pages of a hole that were tried counts as a part of it. As in sample/write.h.
 fn after_hole(read: Read<'_>, mut from: u64, end: u64) -> u64 {
     // (The end of a stack is always there: what is at it was written first.)
     let last = end.saturating_sub(8) / PAGE * PAGE;

@@ -1,9 +1,9 @@
 //! Which part of the time that threads were ready to run their control group had used up its CPU time, where the kernel does not
 //! show it thread by thread: from the sums that it keeps of each group.
 //!
-//! The kernel adds up for how long a group was throttled on each CPU, whenever that ends, and threads that wait there begin to run
-//! only after that. So a thread that was ready to run for some time, until now, was throttled for no longer than that, and for no
-//! longer than its group was meanwhile. On which CPU that was is not known.
+//! The kernel adds up for how long a group was throttled on each CPU, whenever that ends, and threads that wait there
+//! begin to run only after that. So a thread that was ready to run for some time, until now, was throttled for no
+//! longer than that, and for no longer than its group was meanwhile. On which CPU that was is not known.
 
 use std::collections::VecDeque;
 
@@ -74,8 +74,8 @@ impl Throttling {
         }
     }
 
-    /// The part of `runnable` for which the process was throttled: the thread was ready to run for that long until `end`, before the
-    /// last read.
+    /// The part of `runnable` for which the process was throttled: the thread was ready to run for that long until
+    /// `end`, before the last read.
     pub fn part(&self, pid: Pid, runnable: u64, end: u64) -> u64 {
         let process = self.processes.get(&pid);
         process.map_or(0, |process| {

@@ -35,8 +35,8 @@ pub struct MapSizes {
     pub slots: u32,
     /// Threads accounted for off the CPU.
     pub threads: u32,
-    /// Workers whose dispatchers are known, and parts of dispatchers' stacks. 0: dispatchers are not searched for, and the verifier
-    /// leaves out the code that does.
+    /// Workers whose dispatchers are known, and parts of dispatchers' stacks. 0: dispatchers are not searched for, and
+    /// the verifier leaves out the code that does.
     pub workers: u32,
     /// Whether active spans are read; if not, the verifier leaves out the code that does.
     pub spans: bool,

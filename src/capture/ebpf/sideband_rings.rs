@@ -1,6 +1,6 @@
-//! The rings of sideband records, one for each CPU: of all processes of the machine, since a perf event cannot be limited to some.
-//! So they wake us only when a ring is half full. What has to be known sooner is when a program of the target begins: the BPF
-//! program wakes us at its exec, and until its interpreter is found the rings are read often.
+//! The rings of sideband records, one for each CPU: of all processes of the machine, since a perf event cannot be
+//! limited to some. So they wake us only when a ring is half full. What has to be known sooner is when a program of the
+//! target begins: the BPF program wakes us at its exec, and until its interpreter is found the rings are read often.
 
 use std::io;
 use std::ops::Range;

@@ -13,8 +13,8 @@
 //! signal does not disturb; and short ticks, in case both are missed. The two ticking events are independent, so that
 //! user and kernel mode are both sampled fairly.
 //!
-//! Where no signal or no perf event is available, the thread's CPU time is polled, and the tracer stops it when a sample falls due
-//! (tracer/polled.rs).
+//! Where no signal or no perf event is available, the thread's CPU time is polled, and the tracer stops it when a
+//! sample falls due (tracer/polled.rs).
 
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};

@@ -194,8 +194,8 @@ pub struct Replay {
     /// Python frames only
     #[arg(long)]
     pub no_native: bool,
-    /// Also check each native frame and its caller against the machine code, and count what it proves; exit code 3 if it contradicts
-    /// any
+    /// Also check each native frame and its caller against the machine code, and count what it proves; exit code 3 if
+    /// it contradicts any
     #[arg(long, conflicts_with = "no_native")]
     pub verify_edges: bool,
     /// Group stacks by process
@@ -418,7 +418,8 @@ pub struct RecordArgs {
     pub shown: ViewArgs,
     #[command(flatten)]
     pub names: SymbolArgs,
-    /// Also save a tape, a replayable recording for bug reports; it holds raw stack memory and parts of mapped files (see `replay`)
+    /// Also save a tape, a replayable recording for bug reports; it holds raw stack memory and parts of mapped files
+    /// (see `replay`)
     #[arg(long, value_name = "FILE")]
     pub save_tape: Option<PathBuf>,
     /// Keep only the first N samples in the tape

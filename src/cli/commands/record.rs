@@ -131,8 +131,8 @@ pub fn record(target: LiveTarget, options: &RecordArgs) -> Result<u8> {
     finish(launched, ended, done)
 }
 
-/// Samples until the target exits, the duration is over, or Ctrl-C. Returns whether the target has exited, and what else ended the
-/// recording: what was sampled until then is written.
+/// Samples until the target exits, the duration is over, or Ctrl-C. Returns whether the target has exited, and what
+/// else ended the recording: what was sampled until then is written.
 fn sample(live: &mut LiveRecording, options: &RecordArgs) -> (bool, Option<Error>) {
     let start = Instant::now();
     let end = options

@@ -205,7 +205,8 @@ impl Objects<'_> {
         Some(first)
     }
 
-    /// A frame and those that called it, up to the frame `end`, innermost first; the address of the last one, if all could be read.
+    /// A frame and those that called it, up to the frame `end`, innermost first; the address of the last one, if all
+    /// could be read.
     pub fn frames_from(&self, first: u64, end: u64) -> (Vec<RawAwaitFrame>, Option<u64>) {
         let l = self.layout;
         let (mut frames, mut frame, mut last) = (Vec::new(), first, 0);

@@ -91,8 +91,8 @@ impl Greenlet {
     }
 }
 
-/// Whether greenlets begin with this function, which calls the one that was given to them: `Greenlet.run` of gevent where it is not
-/// compiled, `GreenThread.main` of eventlet.
+/// Whether greenlets begin with this function, which calls the one that was given to them: `Greenlet.run` of gevent
+/// where it is not compiled, `GreenThread.main` of eventlet.
 pub fn is_greenlet_entry(function: &str, file: &str) -> bool {
     let last = function.rsplit('.').next().unwrap_or(function);
     last == "run" && file.ends_with("gevent/greenlet.py") || last == "main" && file.ends_with("eventlet/greenthread.py")

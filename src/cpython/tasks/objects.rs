@@ -398,8 +398,8 @@ impl<'a> Objects<'a> {
         }
     }
 
-    /// An attribute of an instance of a class with `__slots__`: its type lists them as members (`PyMemberDef`, Include/structmember.h,
-    /// later Include/descrobject.h: name, type, offset, flags, documentation).
+    /// An attribute of an instance of a class with `__slots__`: its type lists them as members (`PyMemberDef`,
+    /// Include/structmember.h, later Include/descrobject.h: name, type, offset, flags, documentation).
     pub fn member(&self, object: u64, name: &str) -> Option<u64> {
         self.pointer(object, self.member_offset(object, name)?)
     }

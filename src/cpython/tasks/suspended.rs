@@ -147,8 +147,8 @@ impl TaskReader {
         Ok(tasks)
     }
 
-    /// Reads a task that changes often: twice together with others, then for itself until it does not change meanwhile. `None`: as
-    /// [`TaskReader::suspended_task`].
+    /// Reads a task that changes often: twice together with others, then for itself until it does not change meanwhile.
+    /// `None`: as [`TaskReader::suspended_task`].
     ///
     /// The first two readings nearly always decide, because they have what the task needs in each of its states. If one state
     /// were read again more often than another (a suspended task needs more pieces than one that runs), those that it is followed

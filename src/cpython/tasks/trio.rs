@@ -1,6 +1,6 @@
-//! The task of trio that runs, and all others. Its scheduler (`unrolled_run`, trio/_core/_run.py, 0.15 to 0.35) has it in a local
-//! variable, and its frame is on the stack of every task. It is a generator: between its steps, `run` has it in a local variable and
-//! waits for events. Tasks have slots for their attributes.
+//! The task of trio that runs, and all others. Its scheduler (`unrolled_run`, trio/_core/_run.py, 0.15 to 0.35) has it
+//! in a local variable, and its frame is on the stack of every task. It is a generator: between its steps, `run` has it
+//! in a local variable and waits for events. Tasks have slots for their attributes.
 
 use super::chain::{AwaitChain, RawAwaitFrame};
 use super::objects::{Kind, Objects};
@@ -223,8 +223,8 @@ impl OtherTasks {
         Some((task, objects.coroutine_frame(coroutine)?))
     }
 
-    /// The names of a task, of the task whose nursery that one is in, and so on. The outermost one, in which trio itself begins, is
-    /// left out.
+    /// The names of a task, of the task whose nursery that one is in, and so on. The outermost one, in which trio
+    /// itself begins, is left out.
     pub fn trio_names(&self, live: &dyn Memory, offsets: &TrioOffsets, task: &TrioTask) -> Vec<String> {
         let memory = Pages::new(live);
         let objects = self.objects(&memory);

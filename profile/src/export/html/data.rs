@@ -7,8 +7,8 @@
 //!          "folded", "interpreterFrames", "noSource", "timeline", "values",
 //!          "excerpts": [[path, lines of the file, line, text, ...]],
 //!          "assembly": [[function, whether its file was checked, [address, length, text, samples, source, line], ...]],
-//!          "labels": [[key, value, ...]] (of a profile with labels), "lags" (see `lags.rs`), "waits" (of a profile with off-CPU time, see `waits.rs`),
-//!          "comparison" (of two profiles, see `comparison.rs`)}
+//!          "labels": [[key, value, ...]] (of a profile with labels), "lags" (see `lags.rs`),
+//!          "waits" (of a profile with off-CPU time, see `waits.rs`), "comparison" (of two profiles, see `comparison.rs`)}
 //! columns  of nodes: distance to the parent, function, self samples, number of lines
 //!          of lines: distance to the line before in the same node, samples, self samples
 //!          of samples: microseconds since the sample before, thread, node

@@ -9,10 +9,10 @@
 //! ```
 //!
 //! `kind` is one of `native`, `inlined`, `kernel`, `truncated`, `state`, `unknown`, `process`, `thread`, `task`,
-//! `worker`; a Python node has none. ADDR is the start of the function in its file's own address space. `line_number` and
-//! `line` belong to the first sample at that place; `lines` counts all of them, `{line: samples}`, and `self_lines` the self samples
-//! (omitted if there are none or all are). Counts are inclusive. Keys marked with `?` are optional. Everything but the
-//! four keys of Dask is ours, and Dask ignores it.
+//! `worker`; a Python node has none. ADDR is the start of the function in its file's own address space. `line_number`
+//! and `line` belong to the first sample at that place; `lines` counts all of them, `{line: samples}`, and `self_lines`
+//! the self samples (omitted if there are none or all are). Counts are inclusive. Keys marked with `?` are optional.
+//! Everything but the four keys of Dask is ours, and Dask ignores it.
 //!
 //! The root's `value_types`, below `nativeprof`, are what is measured: `{"name", "unit", "per_count"?}`, the type of
 //! the counts first. `unit` is `count`, `nanoseconds` or `bytes`. Where there is a `per_count` the amount of each node

@@ -21,8 +21,8 @@ pub(super) struct EbpfTrials {
 }
 
 impl EbpfTrials {
-    /// Tries the larger set of programs first: if the kernel accepts it with task works, the other is a part of it and need not be
-    /// verified again.
+    /// Tries the larger set of programs first: if the kernel accepts it with task works, the other is a part of it and
+    /// need not be verified again.
     pub fn run() -> EbpfTrials {
         let wall = open(Mode::Wall).map(|backend| {
             let (mut words, mut is_same) = (Vec::new(), true);
