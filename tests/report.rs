@@ -10,6 +10,10 @@ use std::process::{Output, Stdio};
 use base64::prelude::{BASE64_STANDARD, Engine};
 use common::{Scratch, nativeprof};
 use flate2::read::ZlibDecoder;
+use nativeprof::profile::build::Builder;
+use nativeprof::profile::json;
+use nativeprof::profile::model::{Frame, Meta};
+use nativeprof::profile::values::ValueType;
 
 mod common;
 
@@ -113,6 +117,45 @@ fn refused(args: &[&str], code: i32, words: &[&str]) {
     }
 }
 
+/// A generator expression is on the line of the function that it belongs to: totals are those of the line.
+#[test]
+fn a_line_with_several_functions_counts_a_sample_once() {
+    let mut builder = Builder::new(&[ValueType::SAMPLES]);
+    let python = |name, first| Frame::python(name, name, "/srv/a.py", first);
+    let main = builder.frame(python("main", 1));
+    let f = builder.frame(python("f", 1));
+    let generator = builder.frame(python("f.<locals>.<genexpr>", 2));
+    builder.sample(0, (7, 7), &[(main, 9), (f, 2), (generator, 2)], &[6]);
+    builder.sample(1, (7, 7), &[(main, 9), (f, 2)], &[2]);
+    builder.sample(2, (7, 7), &[(main, 9), (f, 3)], &[2]);
+    let mut text = Vec::new();
+    json::write(&builder.finish(Meta::default()), &mut text).expect("written to memory");
+    let scratch = Scratch::new();
+    let file = scratch.path("lines.json");
+    fs::write(&file, text).expect("a file");
+    let report = |words: &[&str]| {
+        let words = [&["report", file.to_str().expect("UTF-8"), "--json"], words].concat();
+        serde_json::from_str::<serde_json::Value>(&stdout(&run(&words, ""))).expect("JSON")
+    };
+    for word in ["f", "f.<locals>.<genexpr>", "a.py"] {
+        let source = report(&["--source", word]);
+        let lines = source["source"].as_array().expect("a list").iter();
+        let line = lines.clone().find(|line| line["line"] == 2).expect("the line");
+        assert_eq!((&line["self"], &line["total"]), (&8.into(), &8.into()), "{word}");
+    }
+    let rows = report(&["--by", "line", "--sort", "total"]);
+    let rows = rows["rows"].as_array().expect("a list").iter();
+    let rows: Vec<_> = rows.map(|row| (&row["name"], &row["place"], &row["total"])).collect();
+    assert_eq!(
+        serde_json::json!(rows),
+        serde_json::json!([
+            ["main", "/srv/a.py:9", 10],
+            ["f", "/srv/a.py:2", 8],
+            ["f", "/srv/a.py:3", 2]
+        ])
+    );
+}
+
 #[test]
 fn errors() {
     let scratch = Scratch::new();
@@ -178,7 +221,7 @@ fn errors() {
         stdout(&run(&["report", dask, "--by", "function"], ""))
             .contains("3  100.0      3  100.0  Python  f         a.py:1")
     );
-    assert!(stdout(&run(&["report", dask, "--by", "line"], "")).contains("a.py:0"));
+    assert!(stdout(&run(&["report", dask, "--by", "line"], "")).contains("a.py [no line]"));
     assert!(stdout(&run(&["report", empty], "")).contains("no rows"));
     assert!(stdout(&run(&["report", empty, "--tree"], "")).contains("no rows"));
     assert!(stdout(&run(&["diff", dask, PROFILE], "")).contains("assumed independent"));

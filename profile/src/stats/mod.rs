@@ -12,8 +12,12 @@ use std::collections::HashMap;
 
 use rustc_hash::FxHashMap;
 
+pub use lines::{FileLineCounts, LineCounts, source_file};
+
 use super::model::{Frame, FrameKind, NodeId, Profile, TimelineSample};
 use crate::sums::sum_upwards;
+
+mod lines;
 
 /// Number of a function of a profile, from 0 without gaps.
 pub type FunctionId = u32;
@@ -38,17 +42,6 @@ pub struct CallEdge {
     pub counts: SelfTotal,
 }
 
-/// A line of a function.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct LineCounts {
-    /// The function of the line.
-    pub function: FunctionId,
-    /// 0: unknown.
-    pub line: u32,
-    /// Samples of the line.
-    pub counts: SelfTotal,
-}
-
 /// A profile prepared for counting; invalid nodes (no such parent or frame) are omitted.
 pub struct Stats<'a> {
     profile: &'a Profile,
@@ -56,9 +49,7 @@ pub struct Stats<'a> {
     function_of: Vec<FunctionId>,
     /// The first frame of each function.
     frames: Vec<&'a Frame>,
-    /// Children of node `i` are `children[starts[i]..starts[i + 1]]`.
-    starts: Vec<u32>,
-    children: Vec<NodeId>,
+    tree: ChildIndex,
     /// Selected samples that ended in each node, and those there and below.
     self_counts: Vec<u64>,
     total: Vec<u64>,
@@ -106,13 +97,12 @@ impl<'a> Stats<'a> {
             })
         });
         let function_of = function_of.collect();
-        let (starts, children) = index_children(profile);
+        let tree = ChildIndex::new(profile.nodes.len(), |at| parent(profile, at));
         let mut stats = Stats {
             profile,
             function_of,
             frames,
-            starts,
-            children,
+            tree,
             self_counts: Vec::new(),
             total: Vec::new(),
         };
@@ -179,7 +169,7 @@ impl<'a> Stats<'a> {
 
     /// Nodes called from a node, in the order of the profile.
     pub fn children(&self, node: NodeId) -> &[NodeId] {
-        &self.children[self.starts[node as usize] as usize..self.starts[node as usize + 1] as usize]
+        self.tree.of(node)
     }
 
     /// Self and total of each function, by its number.
@@ -267,80 +257,10 @@ impl<'a> Stats<'a> {
         calls.into_iter().map(|(call, _)| call).collect()
     }
 
-    /// Self and total by line, unordered, of all samples regardless of the selection. Samples at an unknown line have
-    /// line 0.
-    ///
-    /// Where a function calls itself from several lines, the profile does not have which samples have one line twice on
-    /// their stack; total is then a lower bound.
-    pub fn lines(&self) -> Vec<LineCounts> {
-        let self_counts = self.profile.self_counts();
-        let mut rows: Vec<(LineCounts, u64)> = Vec::new();
-        let mut known: FxHashMap<(FunctionId, u32), usize> = FxHashMap::default();
-        // What each node on the path has changed: row, and what was covered before.
-        let mut undo: Vec<(usize, u64)> = Vec::new();
-        let mut marks = Vec::new();
-        self.walk(|step| match step {
-            TreeStep::Enter(node) => {
-                marks.push(undo.len());
-                let Some(function) = self.function(node) else { return };
-                let (node, self_count) = (&self.profile.nodes[node as usize], self_counts[node as usize]);
-                let self_lines = node.self_lines_of(self_count);
-                let without = |lines: &mut dyn Iterator<Item = &u64>, all: u64| {
-                    lines.fold(all, |rest, count| rest.saturating_sub(*count))
-                };
-                let rest = without(&mut node.lines.values(), node.count);
-                let self_rest = without(&mut self_lines.values(), self_count);
-                let lines = node.lines.iter().map(|(line, count)| {
-                    let self_count = self_lines.get(line).copied().unwrap_or(0);
-                    (*line, *count, self_count)
-                });
-                for (line, total, self_count) in lines.chain((rest > 0).then_some((0, rest, self_rest))) {
-                    let at = *known.entry((function, line)).or_insert_with(|| {
-                        let counts = SelfTotal::default();
-                        rows.push((LineCounts { function, line, counts }, 0));
-                        rows.len() - 1
-                    });
-                    let (row, covered) = &mut rows[at];
-                    row.counts.self_count += self_count;
-                    row.counts.total += total.saturating_sub(*covered);
-                    undo.push((at, *covered));
-                    *covered = total.max(*covered);
-                }
-            }
-            TreeStep::Leave(_) => {
-                for (at, covered) in undo.drain(marks.pop().unwrap_or(0)..).rev() {
-                    rows[at].1 = covered;
-                }
-            }
-        });
-        let at_least_self = |(mut row, _): (LineCounts, u64)| {
-            row.counts.total = row.counts.total.max(row.counts.self_count);
-            row
-        };
-        rows.into_iter().map(at_least_self).collect()
-    }
-
     /// Visits all nodes with selected samples, depth first, without recursion.
-    fn walk(&self, mut visit: impl FnMut(TreeStep)) {
-        if self.samples() == 0 {
-            return;
-        }
-        let mut path: Vec<(NodeId, usize)> = vec![(0, 0)];
-        visit(TreeStep::Enter(0));
-        while let Some((node, next)) = path.last_mut() {
-            match self.children(*node).get(*next) {
-                Some(child) => {
-                    *next += 1;
-                    if self.total[*child as usize] > 0 {
-                        visit(TreeStep::Enter(*child));
-                        path.push((*child, 0));
-                    }
-                }
-                None => {
-                    visit(TreeStep::Leave(*node));
-                    path.pop();
-                }
-            }
+    fn walk(&self, visit: impl FnMut(TreeStep)) {
+        if self.samples() > 0 {
+            self.tree.walk(|node| self.total[node as usize] > 0, visit);
         }
     }
 }
@@ -397,26 +317,63 @@ fn parent(profile: &Profile, at: usize) -> Option<usize> {
     (parent < at && (node.frame as usize) < profile.frames.len()).then_some(parent)
 }
 
-fn index_children(profile: &Profile) -> (Vec<u32>, Vec<NodeId>) {
-    let count = profile.nodes.len();
-    let mut starts = vec![0u32; count + 1];
-    for at in 1..count {
-        if let Some(parent) = parent(profile, at) {
-            starts[parent + 1] += 1;
+/// The children of the nodes of a tree; the root is node 0.
+struct ChildIndex {
+    /// Children of node `i` are `children[starts[i]..starts[i + 1]]`.
+    starts: Vec<u32>,
+    children: Vec<NodeId>,
+}
+
+impl ChildIndex {
+    /// `parent` has the parent of a node but the root, `None` for nodes that are omitted.
+    fn new(count: usize, parent: impl Fn(usize) -> Option<usize>) -> ChildIndex {
+        let mut starts = vec![0u32; count + 1];
+        for at in 1..count {
+            if let Some(parent) = parent(at) {
+                starts[parent + 1] += 1;
+            }
+        }
+        for at in 1..starts.len() {
+            starts[at] += starts[at - 1];
+        }
+        let mut free = starts.clone();
+        let mut children = vec![0; starts[count] as usize];
+        for at in 1..count {
+            if let Some(parent) = parent(at) {
+                children[free[parent] as usize] = at as NodeId;
+                free[parent] += 1;
+            }
+        }
+        ChildIndex { starts, children }
+    }
+
+    fn of(&self, node: NodeId) -> &[NodeId] {
+        &self.children[self.starts[node as usize] as usize..self.starts[node as usize + 1] as usize]
+    }
+
+    /// Visits the root and the nodes that are taken, depth first, without recursion.
+    fn walk(&self, is_taken: impl Fn(NodeId) -> bool, mut visit: impl FnMut(TreeStep)) {
+        if self.starts.len() < 2 {
+            return;
+        }
+        let mut path: Vec<(NodeId, usize)> = vec![(0, 0)];
+        visit(TreeStep::Enter(0));
+        while let Some((node, next)) = path.last_mut() {
+            match self.of(*node).get(*next) {
+                Some(child) => {
+                    *next += 1;
+                    if is_taken(*child) {
+                        visit(TreeStep::Enter(*child));
+                        path.push((*child, 0));
+                    }
+                }
+                None => {
+                    visit(TreeStep::Leave(*node));
+                    path.pop();
+                }
+            }
         }
     }
-    for at in 1..starts.len() {
-        starts[at] += starts[at - 1];
-    }
-    let mut free = starts.clone();
-    let mut children = vec![0; starts[count] as usize];
-    for at in 1..count {
-        if let Some(parent) = parent(profile, at) {
-            children[free[parent] as usize] = at as NodeId;
-            free[parent] += 1;
-        }
-    }
-    (starts, children)
 }
 
 #[cfg(test)]

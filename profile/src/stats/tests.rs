@@ -1,7 +1,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::*;
-use crate::model::Node;
+use crate::model::{NO_PLACE, Node};
+use crate::places::Places;
 
 /// Stacks of functions `0..9`, outermost first, each at a line that is the function's number or ten more.
 fn profile(stacks: &[Vec<u8>]) -> Profile {
@@ -125,6 +126,135 @@ fn totals_of_lines_are_exact_without_recursion() {
         rows,
         [(0, 0, 2), (10, 1, 3), (1, 2, 2), (11, 1, 1), (2, 0, 1), (13, 1, 1)]
     );
+}
+
+/// Stacks of functions at lines, all in one file, outermost first; the first `placed` of them with their places.
+fn in_one_file(stacks: &[Vec<(u32, u32)>], placed: usize) -> Profile {
+    let mut profile = profile(&[]);
+    profile.frames[..10]
+        .iter_mut()
+        .for_each(|frame| frame.filename = "a.py".into());
+    let mut places = Places::default();
+    for (sample, stack) in stacks.iter().enumerate() {
+        profile.nodes[0].count += 1;
+        let (mut at, mut place) = (0, 0);
+        for (depth, (frame, line)) in stack.iter().enumerate() {
+            let nodes = &mut profile.nodes;
+            let known = (1..nodes.len()).find(|n| nodes[*n].parent == at && nodes[*n].frame == *frame);
+            at = known.unwrap_or_else(|| {
+                nodes.push(Node::new(*frame, at));
+                nodes.len() - 1
+            }) as NodeId;
+            let node = &mut nodes[at as usize];
+            node.count += 1;
+            if *line > 0 {
+                *node.lines.entry(*line).or_default() += 1;
+                if depth + 1 == stack.len() {
+                    *node.self_lines.entry(*line).or_default() += 1;
+                }
+            }
+            place = places.child(place, at, *line);
+        }
+        let (time, pid, tid) = (sample as u64, 7, 7);
+        profile.timeline.push(TimelineSample {
+            time,
+            pid,
+            tid,
+            node: at,
+        });
+        let is_placed = sample < placed;
+        profile.sample_places.push(if is_placed { place } else { NO_PLACE });
+    }
+    profile.places = places.all;
+    profile
+}
+
+fn by_file_line(profile: &Profile) -> BTreeMap<u32, (u64, u64)> {
+    let rows = Stats::new(profile).file_lines().into_iter();
+    let known = rows.filter(|row| row.line > 0);
+    known
+        .map(|row| (row.line, (row.counts.self_count, row.counts.total)))
+        .collect()
+}
+
+/// A function with a generator expression on its line, which it iterates over by a built-in function.
+#[test]
+fn a_sample_counts_once_for_a_line_with_several_functions() {
+    const SUM: u32 = 9;
+    let generator = vec![(0, 9), (1, 2), (SUM, 0), (2, 2)];
+    let within = vec![(0, 9), (1, 2), (SUM, 0)];
+    let stacks = [vec![generator; 3], vec![within; 2], vec![vec![(0, 9), (1, 3)]]].concat();
+    for placed in [0, 2, stacks.len()] {
+        let mut profile = in_one_file(&stacks, placed);
+        profile.frames[SUM as usize] = Frame::native("sum", "python", 4096);
+        let rows = Stats::new(&profile).file_lines();
+        let row = |file, line| {
+            let found = rows.iter().find(|row| (row.file, row.line) == (file, line)).unwrap();
+            (found.function, found.counts.self_count, found.counts.total)
+        };
+        assert_eq!(row("a.py", 2), (1, 3, 5), "{placed} with places");
+        assert_eq!(row("a.py", 3), (1, 1, 1));
+        assert_eq!(row("a.py", 9), (0, 0, 6));
+        assert_eq!(row("", 0), (SUM, 2, 5));
+    }
+}
+
+#[test]
+fn recursion_from_several_lines_counts_once_where_places_are_known() {
+    let stacks = [vec![(1, 4), (1, 5), (1, 4)], vec![(1, 5), (1, 4)], vec![(1, 5), (1, 6)]];
+    let known = BTreeMap::from([(4, (2, 2)), (5, (0, 3)), (6, (1, 1))]);
+    assert_eq!(by_file_line(&in_one_file(&stacks, 3)), known);
+    // Those of node by node, since it is unknown which samples have which lines.
+    assert_eq!(by_file_line(&in_one_file(&stacks, 0))[&5], (0, 2));
+    // Places that do not fit the tree are not used.
+    let mut broken = in_one_file(&stacks, 3);
+    broken.timeline.extend_from_within(..);
+    broken.sample_places.extend_from_within(..);
+    assert_eq!(by_file_line(&broken), by_file_line(&in_one_file(&stacks, 0)));
+}
+
+#[test]
+fn totals_of_lines_are_within_those_of_the_profile_and_of_functions() {
+    for seed in 0..10 {
+        let stacks = random_stacks(seed, 2 + seed % 5);
+        // Functions share lines, and some lines are unknown.
+        let at = |f: &u8| (u32::from(f % 10), u32::from(f / 2 % 4));
+        let stacks: Vec<Vec<(u32, u32)>> = stacks.iter().map(|stack| stack.iter().map(at).collect()).collect();
+        for placed in [0, 120, stacks.len()] {
+            let profile = in_one_file(&stacks, placed);
+            let stats = Stats::new(&profile);
+            let lines = by_file_line(&profile);
+            for (line, (self_count, total)) in &lines {
+                let with = stacks
+                    .iter()
+                    .filter(|stack| stack.iter().any(|at| at.1 == *line))
+                    .count() as u64;
+                let last = stacks
+                    .iter()
+                    .filter(|stack| stack.last().is_some_and(|at| at.1 == *line));
+                assert_eq!(*self_count, last.count() as u64);
+                assert!(*total <= with, "line {line}: {total} of {with}");
+                assert!(
+                    placed < stacks.len() || *total == with,
+                    "line {line}: {total} of {with}"
+                );
+            }
+            let functions = stats.functions();
+            let mut of_function: BTreeMap<FunctionId, BTreeSet<u32>> = BTreeMap::new();
+            for row in stats.lines() {
+                of_function.entry(row.function).or_default().insert(row.line);
+            }
+            let rows = stats.file_lines();
+            let at = |function, line| {
+                let is_row = |row: &&FileLineCounts<'_>| row.line == line && (line > 0 || row.function == function);
+                rows.iter().find(is_row).unwrap().counts.total
+            };
+            for (function, own) in of_function {
+                let sum: u64 = own.iter().map(|line| at(function, *line)).sum();
+                assert!(sum >= functions[function as usize].total, "function {function}: {sum}");
+            }
+        }
+    }
 }
 
 #[test]

@@ -120,15 +120,17 @@ impl ReportRow {
         }
     }
 
+    /// A row for each line of a source file, called after the function with most samples there; of samples without a
+    /// line, one for each function.
     pub fn of_lines(stats: &Stats<'_>) -> Vec<ReportRow> {
-        let lines = stats.lines().into_iter();
-        let row = |l: stats::LineCounts| {
+        let lines = stats.file_lines().into_iter();
+        let row = |l: stats::FileLineCounts<'_>| {
             let frame = stats.frame(l.function);
             let mut row = ReportRow::of_frame(frame);
-            if frame.kind == FrameKind::Python {
-                row.place = format!("{}:{}", frame.filename, l.line);
-            } else if l.line > 0 && !frame.source.is_empty() {
-                row.place = format!("{}:{}", frame.source, l.line);
+            if l.line > 0 {
+                row.place = format!("{}:{}", l.file, l.line);
+            } else if frame.kind == FrameKind::Python {
+                row.place = format!("{} [no line]", l.file);
             }
             (row.self_count, row.total) = (l.counts.self_count, l.counts.total);
             row

@@ -10,7 +10,7 @@ use crate::cli::output::style::Color;
 use crate::error::{Error, ErrorKind, Result};
 use crate::escape::line;
 use crate::profile::model::{Frame, FrameKind, Profile};
-use crate::profile::stats::{FunctionId, SelfTotal};
+use crate::profile::stats::{FunctionId, SelfTotal, source_file};
 
 /// Lines that a function is shown before its first one with samples, where its definition is further away.
 const BEFORE: u32 = 3;
@@ -119,7 +119,7 @@ fn is_named(frame: &Frame, word: &str) -> bool {
 }
 
 fn is_in_file(frame: &Frame, word: &str) -> bool {
-    let path = path(frame);
+    let path = source_file(frame);
     path == word || path.strip_suffix(word).is_some_and(|rest| rest.ends_with('/'))
 }
 
@@ -130,12 +130,15 @@ fn files<'a>(context: &ReportContext<'a>, word: &str) -> Vec<FileOfSource<'a>> {
         .map(|id| stats.frame(id as FunctionId))
         .collect();
     let in_file = all.iter().filter(|frame| is_in_file(frame, word));
-    let paths: HashSet<&str> = in_file.map(|frame| path(frame)).collect();
+    let paths: HashSet<&str> = in_file.map(|frame| source_file(frame)).collect();
     let mut files: Vec<FileOfSource<'a>> = Vec::new();
     let mut known: HashMap<&str, usize> = HashMap::new();
+    let totals = stats.file_lines().into_iter();
+    let totals: HashMap<(&str, u32), SelfTotal> = totals.map(|row| ((row.file, row.line), row.counts)).collect();
+    // The lines of the functions; their amounts are those of the file.
     for row in stats.lines() {
         let frame = all[row.function as usize];
-        let path = path(frame);
+        let path = source_file(frame);
         let is_wanted = if paths.is_empty() {
             is_named(frame, word)
         } else {
@@ -156,17 +159,9 @@ fn files<'a>(context: &ReportContext<'a>, word: &str) -> Vec<FileOfSource<'a>> {
         });
         let file = &mut files[at];
         file.range = (file.range.0.min(range.0), file.range.1.max(range.1));
-        let counts = file.counts.entry(row.line).or_default();
-        counts.self_count += row.counts.self_count;
-        counts.total += row.counts.total;
+        if let Some(counts) = totals.get(&(path, row.line)) {
+            file.counts.insert(row.line, *counts);
+        }
     }
     files
-}
-
-/// The source file of a function; empty if it is not known.
-fn path(frame: &Frame) -> &str {
-    match frame.kind {
-        FrameKind::Python => &frame.filename,
-        _ => &frame.source,
-    }
 }
