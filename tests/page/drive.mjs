@@ -357,6 +357,19 @@ const tests = {
     assert.ok(around.includes("[hidden: looks like a secret]") && !(await page.content()).includes("hunter2"));
   },
 
+  async "a sample counts once for a line"(page) {
+    // A function (2) with a generator expression (3) on line 2, and recursion from line 3.
+    const totals = await page.evaluate(() => {
+      const tree = { n: 6, parent: [0, 0, 1, 2, 2, 4], fn: [0, 1, 2, 3, 2, 2] };
+      const lineStart = [0, 0, 1, 3, 4, 5, 6];
+      const profile = { tree, lineStart, lines: [9, 2, 3, 2, 3, 2], lineSamples: [10, 8, 2, 6, 2, 1], lineSelf: [0, 2, 0, 6, 1, 1] };
+      const { lineTotals } = globalThis.nativeprof.model;
+      return [() => 0, (fn) => (fn === 3 ? 0 : -1)].map((groupOf) => [...lineTotals.call({ profile }, groupOf)].sort(([a], [b]) => a - b));
+    });
+    assert.deepEqual(totals[0], [[2, [9, 9]], [3, [2, 1]], [9, [10, 0]]]);
+    assert.deepEqual(totals[1], [[2, [6, 6]]]);
+  },
+
   async "a file has the samples of all its lines"(page) {
     await page.click("#tab-table");
     await page.click('#panel-table .name:text-is("solve")');

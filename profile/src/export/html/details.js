@@ -113,7 +113,7 @@ class Details {
   // The user's own functions: each sample belongs to the innermost of them.
   ownFunctions() {
     const { model } = this;
-    const { functions: f, categories, files, tree, lineStart, lines, lineSamples } = model.profile;
+    const { functions: f, categories, files } = model.profile;
     const yours = categories.indexOf("your code");
     if (yours < 0) return null;
     const { view } = model;
@@ -127,13 +127,14 @@ class Details {
     for (let fn = 1; fn < f.count; fn++) if (sums[fn] > 0) hot.push(fn);
     hot.sort((a, b) => sums[b] - sums[a]).splice(8);
     if (!hot.length) return null;
-    const perLine = new Map(hot.map((fn) => [fn, new Map()]));
-    for (let i = 1; i < tree.n; i++) {
-      const counts = perLine.get(tree.fn[i]);
-      if (counts) for (let k = lineStart[i]; k < lineStart[i + 1]; k++) counts.set(lines[k], (counts.get(lines[k]) ?? 0) + lineSamples[k]);
+    const hottest = hot.map(() => [0, 0]);
+    const groups = new Map(hot.map((fn, at) => [fn, at]));
+    for (const [key, [all]] of model.lineTotals((fn) => groups.get(fn) ?? -1)) {
+      const best = hottest[Math.floor(key / LINES)];
+      if (all > best[1]) [best[0], best[1]] = [key % LINES, all];
     }
     const place = (fn) => {
-      const [line] = [...perLine.get(fn)].reduce((best, row) => (row[1] > best[1] ? row : best), [0, 0]);
+      const [line] = hottest[groups.get(fn)];
       return baseName(files[f.file[fn]]) + (line ? ":" + line : "");
     };
     return this.links(hot.map((fn) => [fn, sums[fn], place(fn)]), model.total);

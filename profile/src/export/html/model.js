@@ -1,5 +1,8 @@
 // State of the page: the profile, the selection and filters, and the trees that follow. Views listen for changes.
 
+// Numbers of lines are below this.
+const LINES = 2 ** 32;
+
 class Model {
   constructor(profile) {
     this.profile = profile;
@@ -212,21 +215,38 @@ class Model {
     for (let i = 1; i < search.matches.length; i++) if (search.matches[i] && this.totals.all[i] > 0) search.functions++;
   }
 
-  // Samples of each line of a function, in the complete recording: [total, self]. A recursive function
-  // counts where it is outermost.
-  lines(fn) {
+  // Samples of each line of groups of functions, in the complete recording: group * LINES + line -> [total, self]. `groupOf`
+  // has the number of a function's group, -1 for none. A sample counts once where a line is on its stack repeatedly: in a
+  // generator expression, in inlined functions, by recursion. Nodes do not tell which samples those are: the total is the
+  // samples of a node, or those below it, whichever are more, and so at least that many.
+  lineTotals(groupOf) {
     const { tree, lineStart, lines, lineSamples, lineSelf } = this.profile;
-    const counts = new Map();
-    const inside = new Uint8Array(tree.n);
-    for (let i = 1; i < tree.n; i++) {
-      const outermost = !inside[tree.parent[i]];
-      inside[i] = !outermost || tree.fn[i] === fn ? 1 : 0;
-      if (tree.fn[i] !== fn) continue;
-      for (let k = lineStart[i]; k < lineStart[i + 1]; k++) {
-        const [all, self] = counts.get(lines[k]) ?? [0, 0];
-        counts.set(lines[k], [all + (outermost ? lineSamples[k] : 0), self + lineSelf[k]]);
+    const below = new Array(tree.n); // by node: key -> total
+    const self = new Map();
+    for (let i = tree.n - 1; i >= 0; i--) {
+      const group = groupOf(tree.fn[i]);
+      if (group >= 0) {
+        const own = new Map();
+        for (let k = lineStart[i]; k < lineStart[i + 1]; k++) {
+          const key = group * LINES + lines[k];
+          own.set(key, (own.get(key) ?? 0) + lineSamples[k]);
+          self.set(key, (self.get(key) ?? 0) + lineSelf[k]);
+        }
+        below[i] ??= new Map();
+        for (const [key, n] of own) below[i].set(key, Math.max(n, below[i].get(key) ?? 0));
+      }
+      if (i > 0 && below[i]) {
+        const [small, large] = [below[i], below[tree.parent[i]] ?? new Map()].sort((a, b) => a.size - b.size);
+        for (const [key, n] of small) large.set(key, (large.get(key) ?? 0) + n);
+        below[tree.parent[i]] = large;
+        below[i] = undefined;
       }
     }
-    return counts;
+    return new Map([...(below[0] ?? [])].map(([key, all]) => [key, [Math.max(all, self.get(key)), self.get(key)]]));
+  }
+
+  // Samples of each line of a function, in the complete recording: line -> [total, self].
+  lines(fn) {
+    return this.lineTotals((other) => (other === fn ? 0 : -1));
   }
 }

@@ -4,24 +4,17 @@
 const MARKS = 400;
 
 // Samples of each line of a file in the complete recording: line -> { all, self, fn }, where fn is the function that has
-// most of them. Recursive calls count where they are outermost.
-function linesOfFile(profile, file) {
-  const { tree, lineStart, lines, lineSamples, lineSelf, functions: f } = profile;
-  const counts = new Map();
-  const open = new Int32Array(f.count);
-  const path = [];
+// most of them.
+function linesOfFile(model, file) {
+  const { tree, lineStart, lines, lineSamples, functions: f } = model.profile;
+  const isIn = (fn) => f.file[fn] === file;
+  const rows = [...model.lineTotals((fn) => (isIn(fn) ? 0 : -1))].map(([line, [all, self]]) => [line, { all, self, fn: 0, most: -1 }]);
+  const counts = new Map(rows);
   for (let i = 1; i < tree.n; i++) {
-    while (path.length && path.at(-1) !== tree.parent[i]) open[tree.fn[path.pop()]]--;
-    const fn = tree.fn[i];
-    const outermost = open[fn]++ === 0;
-    path.push(i);
-    if (f.file[fn] !== file) continue;
+    if (!isIn(tree.fn[i])) continue;
     for (let k = lineStart[i]; k < lineStart[i + 1]; k++) {
-      const row = counts.get(lines[k]) ?? { all: 0, self: 0, fn, most: 0 };
-      if (outermost) row.all += lineSamples[k];
-      row.self += lineSelf[k];
-      if (lineSamples[k] > row.most) [row.most, row.fn] = [lineSamples[k], fn];
-      counts.set(lines[k], row);
+      const row = counts.get(lines[k]);
+      if (lineSamples[k] > row.most) [row.most, row.fn] = [lineSamples[k], tree.fn[i]];
     }
   }
   return counts;
@@ -46,7 +39,7 @@ class SourcePanel {
       label: "Source lines with samples",
       role: "grid",
       columns: [
-        { key: "total", title: "Total", help: "Samples with this line on the stack, C code that it runs included", num: true, cell: (row) => (row.all ? share(row.all, this.whole) : "") },
+        { key: "total", title: "Total", help: "Samples with this line on the stack, each once, C code that it runs included; at least that many where functions call each other from several lines of it", num: true, cell: (row) => (row.all ? share(row.all, this.whole) : "") },
         { key: "self", title: "Self", help: "Samples that ended in this line itself", num: true, cell: (row) => (row.self ? share(row.self, this.whole) : "") },
         { key: "line", title: "Line", num: true, cell: (row) => (row.line ? el("span", { class: "dim", text: String(row.line) }) : "") },
         { key: "quoted", title: "", cell: (row) => this.text(row) },
@@ -127,7 +120,7 @@ class SourcePanel {
     this.file = file;
     this.list.at = this.list.rows.indexOf(file);
     this.list.draw();
-    const counts = file ? linesOfFile(profile, file) : new Map();
+    const counts = file ? linesOfFile(model, file) : new Map();
     this.whole = model.comparison ? WHOLE : profile.total;
     this.most = Math.max(1, ...[...counts.values()].map((row) => row.all));
     const quoted = profile.excerpts.get(profile.files[file]);
