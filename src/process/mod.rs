@@ -4,6 +4,8 @@
 
 use std::sync::Arc;
 
+use rustc_hash::FxHashSet;
+
 use crate::code_map::CodeMap;
 use crate::error::Result;
 use crate::event::Pid;
@@ -67,6 +69,8 @@ pub struct AddressSpace {
     registered: Vec<(u64, u64, ModuleId)>,
     /// Anonymous memory in which a file's code may be.
     copies: CodeCopies,
+    /// Files that it has mapped at some time: stacks that are still remembered may lead to them.
+    files: FxHashSet<ModuleId>,
 }
 
 /// Typical maximum size of a program's arguments and environment, bytes.
@@ -136,6 +140,7 @@ impl AddressSpace {
             regions: Vec::new(),
             registered: Vec::new(),
             copies: CodeCopies::default(),
+            files: FxHashSet::default(),
         }
     }
 
@@ -151,6 +156,7 @@ impl AddressSpace {
             regions: self.regions.clone(),
             registered: self.registered.clone(),
             copies: self.copies.clone(),
+            files: self.files.clone(),
         }
     }
 
@@ -174,6 +180,7 @@ impl AddressSpace {
         let mut file = None;
         let opened = (path == b"[vdso]" || is_file_path(path))
             .then(|| modules.open(system, self.pid, start, end, path, self.root.as_deref()));
+        self.files.extend(opened.map(|(id, _)| id));
         if let Some((id, new)) = opened.filter(|(id, _)| modules.get(*id).is_file) {
             if new {
                 new_module(id);
@@ -248,6 +255,11 @@ impl AddressSpace {
         }
     }
 
+    /// Files that it has mapped at some time.
+    pub fn files(&self) -> impl Iterator<Item = ModuleId> + '_ {
+        self.files.iter().copied()
+    }
+
     /// Executable memory that is not part of an ELF file, in order of appearance.
     pub fn regions(&self) -> &[Region] {
         &self.regions
@@ -259,6 +271,7 @@ impl AddressSpace {
         ranges.retain(|(start, end, _)| start < end);
         ranges.sort_by_key(|r| r.0);
         ranges.dedup_by(|next, before| next.0 < before.1);
+        self.files.extend(ranges.iter().map(|(_, _, id)| *id));
         self.registered = ranges;
         self.generation += 1;
     }

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::jit::JitShared;
 use crate::cpython::code_object::CodeTable;
@@ -37,7 +37,21 @@ pub struct Files {
     pub(super) jit: JitShared,
     /// Files that naming reads.
     pub(super) open: OpenFiles,
+    usage: FileUsage,
 }
+
+/// Which files are still of use, as of the last searches for those that are not.
+#[derive(Default)]
+struct FileUsage {
+    /// By number of the file: the search that found it in use last.
+    last_used: Vec<u32>,
+    searches: u32,
+}
+
+/// Files opened since the last search for unused ones from which on there is another one.
+const FILES_PER_SEARCH: usize = 256;
+/// Unused files that stay open: a program that runs again is not read again.
+const MAX_UNUSED: usize = 256;
 
 impl Files {
     pub(super) fn new(system: Box<dyn System>) -> Files {
@@ -49,6 +63,7 @@ impl Files {
             codes: CodeTable::default(),
             jit: JitShared::default(),
             open: OpenFiles::default(),
+            usage: FileUsage::default(),
         }
     }
 
@@ -78,6 +93,37 @@ impl Files {
             descriptor: OnceCell::new(),
         };
         self.info.insert(id, known);
+    }
+
+    /// Whether so many files were opened that unused ones are to be closed.
+    pub(super) fn are_many_new(&self) -> bool {
+        self.modules.len() >= self.usage.last_used.len() + FILES_PER_SEARCH
+    }
+
+    /// Closes the files that are not `used`, but for those that were most recently, and drops what was read of them.
+    pub(super) fn close_unused(&mut self, used: &FxHashSet<ModuleId>) {
+        let FileUsage { last_used, searches } = &mut self.usage;
+        *searches += 1;
+        // New ones may be about to be mapped.
+        last_used.resize(self.modules.len(), *searches);
+        for id in used {
+            if let Some(last) = last_used.get_mut(id.0 as usize) {
+                *last = *searches;
+            }
+        }
+        let all = (0..last_used.len()).map(|at| ModuleId(at as u32));
+        let is_unused = |id: &ModuleId| !used.contains(id) && !self.modules.is_closed(*id);
+        let mut unused: Vec<ModuleId> = all.filter(is_unused).collect();
+        unused.sort_by_key(|id| (last_used[id.0 as usize], id.0));
+        unused.truncate(unused.len().saturating_sub(MAX_UNUSED));
+        if unused.is_empty() {
+            return;
+        }
+        self.unwinder.remove(unused.iter().copied());
+        for id in &unused {
+            self.info.remove(id);
+        }
+        self.modules.close(&unused.into_iter().collect());
     }
 
     /// The interpreter in a file.

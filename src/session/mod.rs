@@ -13,6 +13,7 @@ use std::sync::Arc;
 use crate::cpython_layout::TargetLayout;
 use crate::error::Result;
 use crate::event::{Event, Pid, Tid};
+use crate::frame::RawFrame;
 use crate::process::AddressSpace;
 use crate::process::root::Root;
 use crate::process::system::System;
@@ -370,6 +371,29 @@ impl Session {
         }
         self.names.end_process(pid);
         self.stacks.forget_judged();
+        if self.files.are_many_new() {
+            self.close_unused_files();
+        }
+    }
+
+    /// Closes files that no known process has mapped and no sample has on its stack. Not where a tape is made, which needs
+    /// them.
+    fn close_unused_files(&mut self) {
+        if self.stacks.visited.is_some() || self.stacks.edges.is_some() {
+            return;
+        }
+        let of_stacks = self
+            .segment
+            .tree
+            .nodes()
+            .iter()
+            .filter_map(|(_, frame, _)| match frame {
+                Some(RawFrame::Native { module, .. }) => Some(*module),
+                _ => None,
+            });
+        let futexes = self.activities.states.futexes.all().iter().map(|(id, _)| *id);
+        let used = of_stacks.chain(futexes).chain(self.processes.files()).collect();
+        self.files.close_unused(&used);
     }
 
     /// Reads what a backend needs to know of a process.

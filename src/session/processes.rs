@@ -225,6 +225,12 @@ impl Processes {
         }
     }
 
+    /// Files that known processes have mapped, or whose code names JIT code of ended ones.
+    pub(super) fn files(&self) -> impl Iterator<Item = ModuleId> + '_ {
+        let now = self.iter().flat_map(|known| known.process.space.files());
+        now.chain(self.ended_code.values().flat_map(|code| code.space.files()))
+    }
+
     /// The code that a process runs, or ran when it ended.
     fn space(&self, pid: Pid) -> Option<(&AddressSpace, &Jit, Option<Pid>)> {
         let ended = self

@@ -8,6 +8,7 @@ use super::*;
 use crate::cpython_layout::InterpreterLocks;
 use crate::error::{Error, Result};
 use crate::event::Sample;
+use crate::frame::ModuleId;
 use crate::process::file_content::Content;
 use crate::process::root::Root;
 use crate::process::system::FileKey;
@@ -176,6 +177,43 @@ fn programs_that_are_executed_begin_anew() {
     );
     assert!(!is_used(&session, 7) && session.names.interpreter(7).is_none());
     assert_eq!(session.names.thread(7, 7), Some("other"));
+}
+
+#[test]
+fn files_that_no_process_has_mapped_are_closed() {
+    const COUNT: Pid = 3000;
+    let machine = Machine::new(1..=COUNT);
+    let mut session = session(&machine);
+    let map = |session: &mut Session, pid: Pid, path: String| {
+        let event = Event::Mmap {
+            pid,
+            start: 0x1000 * u64::from(pid),
+            end: 0x1000 * u64::from(pid) + 0x1000,
+            offset: 0,
+            path: path.into_bytes(),
+        };
+        happens(session, event);
+    };
+    session.open(1, &mut |_, _| Ok(())).expect("it runs");
+    map(&mut session, 1, "/lib/libc.so".into());
+    for pid in 2..=COUNT {
+        session.open(pid, &mut |_, _| Ok(())).expect("it runs");
+        map(&mut session, pid, "/lib/libc.so".into());
+        map(&mut session, pid, format!("/tmp/build/{pid}"));
+        exit(&mut session, &machine, pid);
+    }
+    let modules = &session.files.modules;
+    let all = (0..modules.len()).map(|at| ModuleId(at as u32));
+    let open: Vec<ModuleId> = all.filter(|id| !modules.is_closed(*id)).collect();
+    assert!(modules.len() >= COUNT as usize && open.len() < 600, "{}", open.len());
+    // That of the process that still runs, and the newest ones.
+    assert_eq!(modules.get(open[0]).path, b"/lib/libc.so");
+    let newest = format!("/tmp/build/{COUNT}");
+    assert_eq!(modules.get(open[open.len() - 1]).path, newest.as_bytes());
+    // One that was closed is opened again.
+    let before = modules.len();
+    map(&mut session, 1, "/tmp/build/2".into());
+    assert_eq!(session.files.modules.len(), before + 1);
 }
 
 #[test]

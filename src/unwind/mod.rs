@@ -139,6 +139,18 @@ impl Unwinder {
         self.modules[index] = Some(Box::new(ModuleRules::new(sections)));
     }
 
+    /// Drops the rules of some files.
+    pub fn remove(&mut self, modules: impl IntoIterator<Item = ModuleId>) {
+        for module in modules {
+            if let Some(known) = self.modules.get_mut(module.0 as usize) {
+                *known = None;
+            }
+        }
+        self.cache = RuleCache::default();
+        self.edges = CallEdges::default();
+        self.return_paths = ReturnPaths::default();
+    }
+
     /// Adds the landmarks of a file, after [`Unwinder::add`].
     pub fn add_landmarks(&mut self, module: ModuleId, landmarks: Landmarks) {
         if let Some(Some(known)) = self.modules.get_mut(module.0 as usize) {

@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 
 use object::read::elf::ElfFile64;
 use object::{LittleEndian, Object, ObjectSection, ReadCache, elf};
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::file_content::{Content, ContentReader};
 use super::root::{OpenRoots, Root};
@@ -284,6 +284,8 @@ type OpenedFile = (Content, FileKey);
 /// All files of all processes, by device and inode.
 pub struct Modules {
     all: Vec<Arc<Module>>,
+    /// Stands for all that were closed.
+    closed: Arc<Module>,
     by_file: FxHashMap<FileKey, ModuleId>,
     by_name: FxHashMap<Vec<u8>, ModuleId>,
     roots: OpenRoots,
@@ -298,6 +300,7 @@ impl Default for Modules {
     fn default() -> Modules {
         Modules {
             all: Vec::new(),
+            closed: Arc::new(Module::missing(Vec::new(), None)),
             by_file: FxHashMap::default(),
             by_name: FxHashMap::default(),
             roots: OpenRoots::default(),
@@ -402,6 +405,22 @@ impl Modules {
                 }
             },
         }
+    }
+
+    /// Closes files that nothing refers to any more, and forgets what was read of them. A file that is mapped again is
+    /// opened again, by another number.
+    pub fn close(&mut self, ids: &FxHashSet<ModuleId>) {
+        for id in ids {
+            let module = std::mem::replace(&mut self.all[id.0 as usize], self.closed.clone());
+            self.open -= usize::from(matches!(module.content, Content::File(_)));
+        }
+        self.by_file.retain(|_, id| !ids.contains(id));
+        self.by_name.retain(|_, id| !ids.contains(id));
+    }
+
+    /// Whether a file was closed by [`Modules::close`].
+    pub fn is_closed(&self, id: ModuleId) -> bool {
+        Arc::ptr_eq(self.get(id), &self.closed)
     }
 
     /// Adds a module for code that a process registered with debuggers: it is in no file, but has its own unwind
