@@ -16,6 +16,10 @@ use nativeprof::session::SessionOptions;
 use nativeprof::session::replay::{self, Replay};
 use nativeprof::tape::{Tape, encode};
 
+use random::Rng;
+
+#[path = "common/random.rs"]
+mod random;
 #[path = "common/wrong_returns.rs"]
 mod wrong_returns;
 
@@ -443,18 +447,6 @@ fn unpacked(packed: &[u8]) -> Vec<u8> {
         .read_to_end(&mut raw)
         .expect("gzip");
     raw
-}
-
-/// xorshift64*, with a new seed in each test.
-struct Rng(u64);
-
-impl Rng {
-    fn below(&mut self, n: usize) -> usize {
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        (self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 33) as usize % n
-    }
 }
 
 /// Accepts any bytes; whether they are a tape. A valid tape is replayed, too.

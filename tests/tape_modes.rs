@@ -13,6 +13,11 @@ use nativeprof::profile::model::{Frame, FrameKind, Profile};
 use nativeprof::session::{Grouping, SessionOptions, replay};
 use nativeprof::tape::encode;
 
+use random::Rng;
+
+#[path = "common/random.rs"]
+mod random;
+
 /// Bytes of a tape at most.
 const MAX_BYTES: usize = 200_000;
 
@@ -285,18 +290,6 @@ fn what_keeps_the_loop_is_listed() {
         "{found:?}: {:?}",
         profile.meta.lags
     );
-}
-
-/// xorshift64*
-struct Rng(u64);
-
-impl Rng {
-    fn below(&mut self, n: usize) -> usize {
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        (self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 33) as usize % n
-    }
 }
 
 /// Replays tapes in which a few bytes are changed. Most of these are among the events and responses.
