@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::{Grouping, Session, SessionOptions, asyncio, trio};
+use super::{Grouping, Naming, Session, SessionOptions, asyncio, trio};
 use crate::cpython::Runtime;
 use crate::cpython::code_object::CodeTable;
 use crate::cpython::tasks::{NoTasks, OtherTasks, TaskReader};
@@ -14,7 +14,6 @@ use crate::interleave::StackQuality;
 use crate::process::system::LiveSystem;
 use crate::profile::model::{Meta, Profile};
 use crate::resolve::Fetch;
-use crate::resolve::naming::NamingProcess;
 use crate::truncation::Truncation;
 
 /// What is read of a process once, by `dump`.
@@ -56,8 +55,7 @@ impl Inspection {
 
     /// Has names read by another process, and debug files downloaded by `fetch`.
     pub fn name_apart(&mut self, fetch: Option<Fetch>) {
-        self.session.naming.fetch = fetch;
-        self.session.naming.process = Some(NamingProcess::default());
+        self.session.naming = Naming::apart(fetch);
     }
 
     /// Reads the mappings again, where libraries may have been loaded since. False if the process has exited.

@@ -158,6 +158,17 @@ struct Naming {
     cache: NameCache,
 }
 
+impl Naming {
+    /// Another process reads the names; `fetch` downloads debug files.
+    fn apart(fetch: Option<Fetch>) -> Naming {
+        Naming {
+            fetch,
+            process: Some(NamingProcess::default()),
+            ..Naming::default()
+        }
+    }
+}
+
 /// Minimum time between two searches for subinterpreters, or for JIT code, ns of the samples' clock.
 const RESCAN_INTERVAL: u64 = 50_000_000;
 /// Maximum number of cached names of frames.

@@ -5,7 +5,7 @@ use std::rc::Rc;
 use std::time::{Duration, Instant, SystemTime};
 
 use super::pump::{EventPump, update_backend};
-use super::{GilCounts, QualityCounts, Session, SessionOptions, TaskCounts};
+use super::{GilCounts, Naming, QualityCounts, Session, SessionOptions, TaskCounts};
 use crate::capture::{Backend, SampleCounts};
 use crate::edges::EdgeJudge;
 use crate::error::{Error, Result};
@@ -17,7 +17,6 @@ use crate::process::system::{LiveSystem, System};
 use crate::profile::measure::event_name;
 use crate::profile::model::{Meta, Profile, Quality, StopSummary};
 use crate::resolve::Fetch;
-use crate::resolve::naming::NamingProcess;
 use crate::sys;
 use crate::sys::procfs;
 use crate::tape::recorder::{RecordingSystem, TapeRecorder};
@@ -45,14 +44,7 @@ struct RecordingStart {
     /// CPU time of this process until then, ns.
     cpu: u64,
     /// The backend's counts of earlier segments.
-    counted: EarlierCounts,
-}
-
-/// Counts of the backend when a segment begins.
-#[derive(Clone, Copy, Default)]
-struct EarlierCounts {
-    cpu_time: u64,
-    lost: u64,
+    counted: SampleCounts,
 }
 
 impl RecordingStart {
@@ -61,7 +53,7 @@ impl RecordingStart {
             time: sys::clock::now(),
             date: SystemTime::now(),
             cpu: sys::clock::process_cpu_time(),
-            counted: EarlierCounts::default(),
+            counted: SampleCounts::default(),
         }
     }
 }
@@ -97,8 +89,7 @@ impl Recording {
 
     /// Has names read by another process, and debug files downloaded by `fetch`.
     pub fn name_apart(&mut self, fetch: Option<Fetch>) {
-        self.session.naming.fetch = fetch;
-        self.session.naming.process = Some(NamingProcess::default());
+        self.session.naming = Naming::apart(fetch);
     }
 
     /// Puts the stacks of wakers below the waits that they ended; `kernel`: with the kernel's functions.
@@ -240,16 +231,13 @@ impl Recording {
     pub fn take_profile(&mut self, profiler_cpu: f64) -> Profile {
         let counts = self.backend.counts();
         let next = RecordingStart {
-            counted: EarlierCounts {
-                cpu_time: counts.cpu_time,
-                lost: counts.lost,
-            },
+            counted: counts,
             ..RecordingStart::now()
         };
         let meta = Meta {
             profiler_cpu,
             sampling_cpu: profiler_cpu,
-            ..self.meta()
+            ..self.meta_of(&self.of_segment(counts), self.elapsed())
         };
         let profile = self.session.resolve(self.start.time, meta);
         self.session.close_segment();
@@ -285,7 +273,12 @@ impl Recording {
 
     /// The backend's counts of the current segment.
     fn counts(&self) -> SampleCounts {
-        let (all, earlier) = (self.backend.counts(), self.start.counted);
+        self.of_segment(self.backend.counts())
+    }
+
+    /// What the current segment has of all the backend's counts.
+    fn of_segment(&self, all: SampleCounts) -> SampleCounts {
+        let earlier = self.start.counted;
         SampleCounts {
             cpu_time: all.cpu_time.saturating_sub(earlier.cpu_time),
             lost: all.lost.saturating_sub(earlier.lost),
