@@ -18,7 +18,7 @@ pub enum ErrorKind {
     NotExecutable,
     /// A signal of this number ended the command before it started.
     Killed(u8),
-    /// The user lacks a permission.
+    /// The user does not have a permission that is needed.
     NotPermitted,
     /// Not supported by this system, CPU or target.
     Unsupported,

@@ -47,7 +47,7 @@ pub struct SystemResponses {
     pub clocks: Vec<Response<u8, u64>>,
     /// System calls that threads slept in.
     pub calls: Vec<Response<(Pid, Tid), Option<u64>>>,
-    /// Sleeping threads that were read beside the samples.
+    /// Sleeping threads that were read in addition to the samples.
     pub sleeping: Vec<Response<(Pid, Tid), SleepingThread>>,
     /// What file descriptors referred to.
     pub descriptors: Vec<Response<(Pid, u32), Option<String>>>,
