@@ -45,3 +45,4 @@ pub mod values;
 pub mod view;
 pub mod views;
 pub mod waits;
+pub mod your_functions;

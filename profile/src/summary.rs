@@ -11,8 +11,9 @@ use crate::model::{Frame, FrameKind, Meta, ModuleMeta, Profile, Quality};
 use crate::values::{Unit, ValueType};
 use crate::waits;
 
-/// The block as text, a line each.
-pub fn block(meta: &Meta, written: &str) -> String {
+/// The block as text, a line each. `written`: where the profile is; `is_verbose`: with a line for each file with samples,
+/// which says what symbols it has.
+pub fn block(meta: &Meta, written: &str, is_verbose: bool) -> String {
     let (meta, written) = (&printable(meta), line(written));
     let q = &meta.quality;
     let mut out = String::new();
@@ -50,7 +51,8 @@ pub fn block(meta: &Meta, written: &str) -> String {
         &meta.python
     };
     let _ = writeln!(out, "  python:   {python}");
-    let _ = writeln!(out, "  symbols:  {}", symbols(meta));
+    let symbols = if is_verbose { symbols(meta) } else { symbols_in_short(meta) };
+    let _ = writeln!(out, "  symbols:  {symbols}");
     let _ = writeln!(out, "  overhead: {}", overhead(meta));
     let _ = write!(out, "  written:  {written}");
     out
@@ -267,19 +269,31 @@ pub fn percent(part: u64, total: u64) -> String {
     format!("{}.{:02} %", hundredths / 100, hundredths % 100)
 }
 
-/// Files with the most samples, shown even if no symbol is missing in them.
-const ROWS: usize = 3;
-
-/// The number of files, then a line for each file with many samples or missing symbols. The profile has the complete
-/// table.
-fn symbols(meta: &Meta) -> String {
-    let count = meta.modules.len();
-    let mut text = format!("from {count} file{}", if count == 1 { "" } else { "s" });
+/// Whether samples in a file have no name.
+fn has_unnamed(module: &ModuleMeta) -> bool {
     // Earlier versions recorded missing symbols only for files that had none.
-    let is_unnamed = |m: &&ModuleMeta| m.unnamed > 0 || m.symbols_from.starts_with("none");
-    let rest = meta.modules.iter().skip(ROWS).filter(is_unnamed);
-    for m in meta.modules.iter().take(ROWS).chain(rest) {
-        let _ = write!(text, "\n            {}", row(m));
+    module.unnamed > 0 || module.symbols_from.starts_with("none")
+}
+
+/// `complete for 12 of 30 files; -v lists them`
+fn symbols_in_short(meta: &Meta) -> String {
+    let all = meta.modules.len();
+    match meta.modules.iter().filter(|module| has_unnamed(module)).count() {
+        0 if all == 0 => "not needed: no sample is in a file".into(),
+        0 => format!("complete for {}", counted(all as u64, "files")),
+        unnamed => format!(
+            "complete for {} of {}; -v lists the others",
+            all - unnamed,
+            counted(all as u64, "files")
+        ),
+    }
+}
+
+/// The number of files, then a line for each.
+fn symbols(meta: &Meta) -> String {
+    let mut text = format!("from {}", counted(meta.modules.len() as u64, "files"));
+    for module in &meta.modules {
+        let _ = write!(text, "\n            {}", row(module));
     }
     text
 }
@@ -406,42 +420,44 @@ mod tests {
     }
 
     #[test]
-    fn the_table_shows_what_matters() {
-        let module = |path: &str, samples, names: &str| ModuleMeta {
+    fn symbols_are_one_line_or_a_table() {
+        let module = |path: &str, names: &str, unnamed| ModuleMeta {
             path: path.into(),
             build_id: "abcd".into(),
             symbols_from: names.into(),
             symbols_missing: if names == "DWARF" { "" } else { "no /usr/lib/debug/x" }.into(),
-            frames: samples,
-            unnamed: if names == "DWARF" { 0 } else { samples / 10 + 1 },
-            samples,
+            frames: 90,
+            unnamed,
+            samples: 80,
             ..ModuleMeta::default()
         };
-        let mut modules = vec![
-            module("/usr/bin/a", 90, "DWARF"),
-            module("/lib/b", 80, "exported symbols"),
-            module("/lib/c", 70, "none: no symbols in the file"),
-            module("/lib/d", 60, "DWARF"),
-            module("/lib/f", 50, "exported symbols"),
-        ];
-        modules.extend((0..5).map(|i| module(&format!("/lib/e{i}"), 9 - i, "none: no symbols in the file")));
-        let text = symbols(&Meta {
-            modules,
-            ..Meta::default()
-        });
-        let none = "none: no symbols in the file; no /usr/lib/debug/x; build id abcd";
-        let expected = [
-            "from 10 files".to_string(),
-            "a: 90 samples; DWARF".into(),
-            "b: 80 samples; exported symbols; 9 of 80 frames without a symbol; no /usr/lib/debug/x".into(),
-            format!("c: 70 samples; {none}"),
-            "f: 50 samples; exported symbols; 6 of 50 frames without a symbol; no /usr/lib/debug/x".into(),
-            format!("e0: 9 samples; {none}"),
-            format!("e1: 8 samples; {none}"),
-            format!("e2: 7 samples; {none}"),
-            format!("e3: 6 samples; {none}"),
-            format!("e4: 5 samples; {none}"),
-        ];
-        assert_eq!(text, expected.join("\n            "));
+        let complete = module("/usr/bin/a", "DWARF", 0);
+        let partial = module("/lib/b", "exported symbols", 9);
+        let none = module("/lib/c", "none: no symbols in the file", 90);
+        for (modules, short, lines) in [
+            (vec![], "not needed: no sample is in a file", vec!["from 0 files"]),
+            (
+                vec![complete.clone()],
+                "complete for 1 file",
+                vec!["from 1 file", "a: 80 samples; DWARF"],
+            ),
+            (
+                vec![complete, partial, none],
+                "complete for 1 of 3 files; -v lists the others",
+                vec![
+                    "from 3 files",
+                    "a: 80 samples; DWARF",
+                    "b: 80 samples; exported symbols; 9 of 90 frames without a symbol; no /usr/lib/debug/x",
+                    "c: 80 samples; none: no symbols in the file; no /usr/lib/debug/x; build id abcd",
+                ],
+            ),
+        ] {
+            let meta = Meta {
+                modules,
+                ..Meta::default()
+            };
+            assert_eq!(symbols_in_short(&meta), short);
+            assert_eq!(symbols(&meta), lines.join("\n            "));
+        }
     }
 }

@@ -244,7 +244,7 @@ impl Profile {
                 meta.profiler_cpu * 1e9 / calls.max(1) as f64,
             );
         }
-        summary::block(&self.0.meta, written)
+        summary::block(&self.0.meta, written, true)
     }
 }
 

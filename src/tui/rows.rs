@@ -10,6 +10,7 @@ use crate::profile::lags::Lag;
 use crate::profile::model::{Frame, FrameKind, NodeId, Profile};
 use crate::profile::stats::{FunctionId, SelfTotal, Stats};
 use crate::profile::waits::WaitSite;
+use crate::profile::your_functions::{InnermostFunctions, Whose};
 
 /// Nodes with less than this fraction (1/N) of the samples are not shown.
 const MIN_FRACTION: u64 = 200;
@@ -105,18 +106,44 @@ fn sort(rows: &mut [TopRow], by: TopOrder) {
     }
 }
 
-/// All functions.
+/// The user's own functions, each with the libraries and C code that it runs, then all others. Without functions of the
+/// user's own, Python functions come first.
 pub fn functions(profile: &Profile, filter: Option<&Regex>, by: TopOrder) -> Vec<TopRow> {
     let stats = Stats::new(profile);
-    let counts = stats.functions();
-    let mut rows: Vec<TopRow> = counts
-        .iter()
-        .enumerate()
-        .map(|(id, counts)| (stats.frame(id as FunctionId), *counts))
-        .filter(|(frame, counts)| counts.total > 0 && matches_filter(filter, frame))
+    let first = InnermostFunctions::of(profile, &stats);
+    let is_shown = |frame: &Frame, total: u64| total > 0 && matches_filter(filter, frame);
+    let mut is_first = vec![false; stats.len()];
+    let mut rows = Vec::new();
+    for function in &first.rows {
+        let frame = stats.frame(function.function);
+        is_first[function.function as usize] = true;
+        if is_shown(frame, function.total) {
+            let counts = SelfTotal {
+                self_count: function.amount,
+                total: function.total,
+            };
+            rows.push(TopRow {
+                place: function.place(frame),
+                ..row(frame, counts, 0)
+            });
+        }
+    }
+    let counts = (0..).zip(stats.functions());
+    let mut others: Vec<TopRow> = counts
+        .filter(|(id, _)| !is_first[*id as usize])
+        .map(|(id, counts)| (stats.frame(id), counts))
+        .filter(|(frame, counts)| is_shown(frame, counts.total))
         .map(|(frame, counts)| row(frame, counts, 0))
         .collect();
     sort(&mut rows, by);
+    sort(&mut others, by);
+    if !rows.is_empty() && !others.is_empty() {
+        rows.push(heading(match first.whose {
+            Whose::Yours => "other functions: libraries, C code",
+            Whose::Python | Whose::Native => "other functions",
+        }));
+    }
+    rows.append(&mut others);
     rows.truncate(MAX_ROWS);
     rows
 }

@@ -204,6 +204,9 @@ pub struct Replay {
     /// Group stacks by thread
     #[arg(long)]
     pub threads: bool,
+    /// List all files with samples in the summary, and what symbols they have
+    #[arg(short, long)]
+    pub verbose: bool,
     #[command(flatten)]
     pub shown: ViewArgs,
     #[command(flatten)]
@@ -398,6 +401,9 @@ pub struct RecordArgs {
     pub output: Option<PathBuf>,
     #[arg(short, long, value_name = "FORMAT", help = format_help())]
     pub format: Option<String>,
+    /// List all files with samples in the summary, and what symbols they have
+    #[arg(short, long)]
+    pub verbose: bool,
     #[command(flatten)]
     pub sampling: Sampling,
     /// Also sample child processes

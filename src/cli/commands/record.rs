@@ -13,6 +13,8 @@ use crate::cli::discover;
 use crate::cli::live::{Invoker, LiveOptions, LiveRecording, LiveTarget, PreparedTarget};
 use crate::cli::output::Output;
 use crate::cli::output::atomic_file::{OutputFile, PRIVATE};
+use crate::cli::output::first_functions;
+use crate::cli::output::style::TerminalStyle;
 use crate::cli::{FAILED, print_error, print_line, print_status};
 use crate::error::{Error, ErrorKind, Result};
 use crate::escape;
@@ -104,7 +106,10 @@ pub fn record(target: LiveTarget, options: &RecordArgs) -> Result<u8> {
     let written = finished.and_then(|mut finished| {
         let profile = finished.resolve();
         let written = output.write(&profile)?;
-        print_line(&summary::block(&profile.meta, &written));
+        if let Some(text) = first_functions::text(&profile, &TerminalStyle::of_stderr()) {
+            print_line(&text);
+        }
+        print_line(&summary::block(&profile.meta, &written, options.verbose));
         print_remarks(options, &finished, &profile, children);
         output.browse(true);
         Ok((finished, profile))

@@ -8,6 +8,8 @@ use crate::cli::args;
 use crate::cli::input;
 use crate::cli::live::Invoker;
 use crate::cli::output::Output;
+use crate::cli::output::first_functions;
+use crate::cli::output::style::TerminalStyle;
 use crate::cli::print_line;
 use crate::edges::CodePlace;
 use crate::error::{Error, Result};
@@ -65,7 +67,10 @@ pub fn replay(options: &args::Replay) -> Result<bool> {
     replay.name_apart(invoker.fetch, Some(NamingProcess::default()));
     let profile = replay.profile();
     let written = output.write(&profile)?;
-    print_line(&summary::block(&profile.meta, &written));
+    if let Some(text) = first_functions::text(&profile, &TerminalStyle::of_stderr()) {
+        print_line(&text);
+    }
+    print_line(&summary::block(&profile.meta, &written, options.verbose));
     let mut is_possible = true;
     if let Some(edges) = replay.edges() {
         let text = edges.text(&|place| place_name(replay.modules(), place));

@@ -22,6 +22,7 @@ use atomic_file::{OutputFile, PUBLIC};
 
 pub mod atomic_file;
 pub mod browser;
+pub mod first_functions;
 pub mod labels;
 pub mod row_filter;
 pub mod style;

@@ -1,6 +1,7 @@
 //! What the terminal can show: width, color, Unicode.
 
 use std::io::{self, IsTerminal};
+use std::os::fd::AsFd;
 
 use crate::cli::args::ColorWhen;
 use crate::profile::model::FrameKind;
@@ -21,10 +22,19 @@ pub struct TerminalStyle {
 impl TerminalStyle {
     /// The style for standard output. `COLUMNS` sets the width, for a pipe too; `NO_COLOR` disables color.
     pub fn of_stdout(color: ColorWhen) -> TerminalStyle {
-        let terminal = io::stdout().is_terminal();
+        TerminalStyle::of(io::stdout(), color)
+    }
+
+    /// The same for standard error.
+    pub fn of_stderr() -> TerminalStyle {
+        TerminalStyle::of(io::stderr(), ColorWhen::Auto)
+    }
+
+    fn of(stream: impl IsTerminal + AsFd, color: ColorWhen) -> TerminalStyle {
+        let terminal = stream.is_terminal();
         let set = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
         let columns = set("COLUMNS").and_then(|text| text.parse().ok());
-        let size = || terminal_size::terminal_size_of(io::stdout()).map(|(width, _)| width.0.into());
+        let size = || terminal_size::terminal_size_of(&stream).map(|(width, _)| width.0.into());
         let is_dumb = set("TERM").is_some_and(|term| term == "dumb");
         let locale = ["LC_ALL", "LC_CTYPE", "LANG"]
             .into_iter()

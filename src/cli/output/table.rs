@@ -44,11 +44,20 @@ pub fn draw(columns: &[(&str, Overflow)], rows: &[Vec<Cell>], style: &TerminalSt
     };
     let heading: Vec<Cell> = columns.iter().map(heading).collect();
     let fits: Vec<Overflow> = columns.iter().map(|(_, fit)| *fit).collect();
-    let widths = widths(&fits, std::iter::once(&heading).chain(rows), style);
+    draw_rows(&fits, std::iter::once(&heading).chain(rows), style)
+}
+
+/// The table without headings.
+pub fn rows(columns: &[Overflow], rows: &[Vec<Cell>], style: &TerminalStyle) -> String {
+    draw_rows(columns, rows.iter(), style)
+}
+
+fn draw_rows<'a>(fits: &[Overflow], rows: impl Iterator<Item = &'a Vec<Cell>> + Clone, style: &TerminalStyle) -> String {
+    let widths = widths(fits, rows.clone(), style);
     let mut out = String::new();
-    for row in std::iter::once(&heading).chain(rows) {
+    for row in rows {
         let mut gap = 0;
-        for ((cell, fit), width) in row.iter().zip(&fits).zip(&widths) {
+        for ((cell, fit), width) in row.iter().zip(fits).zip(&widths) {
             if *width == 0 {
                 continue;
             }

@@ -8,7 +8,7 @@ use crate::profile::category::Categories;
 use crate::profile::model::{Frame, FrameKind, Profile};
 use crate::profile::stats;
 use crate::profile::stats::{FunctionId, SelfTotal, Stats};
-use crate::profile::view::shown_name;
+use crate::profile::your_functions::{InnermostFunction, function_name};
 
 /// A row; texts are as the target gave them, not escaped.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -25,6 +25,36 @@ pub struct ReportRow {
     pub native: Option<u64>,
     /// Of a function in a sampled profile with exact numbers of calls.
     pub counted: Option<CountedRow>,
+    /// Of a function of the user's own.
+    pub yours: Option<YourRow>,
+}
+
+/// A function with the libraries and C code that it runs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct YourRow {
+    /// Self samples with those of the libraries that it calls.
+    pub amount: u64,
+    /// Part of these in libraries.
+    pub in_libraries: u64,
+    /// Part of these in native code that it calls itself.
+    pub in_native: u64,
+    /// Its line with most samples; 0: unknown.
+    pub hottest_line: u32,
+    /// Its file with that line.
+    pub place: String,
+}
+
+impl YourRow {
+    /// Of a function whose frame this is.
+    pub fn new(function: &InnermostFunction, frame: &Frame) -> YourRow {
+        YourRow {
+            amount: function.amount,
+            in_libraries: function.in_libraries,
+            in_native: function.in_native,
+            hottest_line: function.hottest_line,
+            place: function.place(frame),
+        }
+    }
 }
 
 /// A function's calls, and its own time in ns with its interval (95 % confidence).
@@ -60,6 +90,10 @@ impl ReportRow {
             value["calls"] = counted.calls.into();
             value["self_ns"] = counted.time.into();
             value["self_ns_interval"] = json!([counted.interval.0, counted.interval.1]);
+        }
+        if let Some(yours) = &self.yours {
+            value["self_with_libraries"] = yours.amount.into();
+            value["hottest_line"] = (yours.hottest_line > 0).then_some(yours.hottest_line).into();
         }
         if let Some(kind) = self.kind {
             value["kind"] = kind_name(kind).into();
@@ -100,7 +134,7 @@ impl ReportRow {
     pub fn of_frame(frame: &Frame) -> ReportRow {
         ReportRow {
             kind: Some(frame.kind),
-            name: name(frame),
+            name: function_name(frame).into(),
             place: match frame.kind {
                 FrameKind::Python if frame.first_line == 0 => frame.filename.clone(),
                 FrameKind::Python => format!("{}:{}", frame.filename, frame.first_line),
@@ -227,14 +261,6 @@ impl ReportRow {
         };
         (!by_name.is_empty()).then(|| by_name.into_iter().map(row).collect())
     }
-}
-
-fn name(frame: &Frame) -> String {
-    let name = match frame.kind {
-        FrameKind::Python if !frame.qualname.is_empty() => &frame.qualname,
-        _ => &*shown_name(frame),
-    };
-    if name.is_empty() { "[unnamed]" } else { name }.into()
 }
 
 /// Name of a kind of frames.

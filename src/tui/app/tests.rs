@@ -113,6 +113,51 @@ fn tables_and_keys() {
 }
 
 #[test]
+fn functions_of_the_user_come_first() {
+    use crate::profile::build::Builder;
+    use crate::profile::model::Meta;
+    use crate::profile::values::ValueType;
+    let shown_of = |stacks: &[(&[&str], u64)]| {
+        let mut builder = Builder::new(&[ValueType::SAMPLES]);
+        for (stack, samples) in stacks {
+            let frame = |name: &&str| match name.chars().next() {
+                Some('.') => Frame::python(*name, *name, "/v/site-packages/lib.py", 1),
+                Some('A'..='Z') => Frame::native(*name, "libm.so", 1),
+                _ => Frame::python(*name, *name, "/srv/a.py", 1),
+            };
+            let stack: Vec<_> = stack.iter().map(|name| (builder.frame(frame(name)), 7)).collect();
+            builder.add(&stack, &[*samples]);
+        }
+        let mut app = App::default();
+        app.show(builder.finish(Meta::default()));
+        shown(&app)
+    };
+    let stacks: &[(&[&str], u64)] = &[
+        (&["main", "work", ".dump", "ENCODE"], 5),
+        (&["main", "SORT"], 2),
+        (&[".loop", "POLL"], 9),
+    ];
+    assert_eq!(
+        shown_of(stacks),
+        [
+            "work 5/5",
+            "main 2/7",
+            "other functions: libraries, C code 0/0",
+            "POLL 9/9",
+            "ENCODE 5/5",
+            "SORT 2/2",
+            ".loop 0/9",
+            ".dump 0/5",
+        ]
+    );
+    assert_eq!(
+        shown_of(&stacks[2..]),
+        [".loop 9/9", "other functions 0/0", "POLL 9/9"]
+    );
+    assert_eq!(shown_of(&[(&["MAIN", "SORT"], 3)]), ["SORT 3/3", "MAIN 0/3"]);
+}
+
+#[test]
 fn waits_have_a_page() {
     use crate::profile::build::Builder;
     use crate::profile::values::ValueType;

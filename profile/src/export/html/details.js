@@ -100,7 +100,7 @@ class Details {
     }
     const own = this.ownFunctions();
     element.replaceChildren(
-      ...(own ? [el("h2", { text: "Your functions" }), own, el("p", { class: "hint", text: "Each with the libraries and C code that it runs, at its line with most samples." })] : []),
+      ...(own ?? []),
       el("h2", { text: "Time by kind of code" }),
       bar,
       list,
@@ -110,22 +110,33 @@ class Details {
     );
   }
 
-  // The user's own functions: each sample belongs to the innermost of them.
+  // The user's own functions: each sample belongs to the innermost of them. Without these, all Python functions.
   ownFunctions() {
     const { model } = this;
-    const { functions: f, categories, files } = model.profile;
+    const { functions: f, categories } = model.profile;
     const yours = categories.indexOf("your code");
-    if (yours < 0) return null;
+    const own = this.innermost((fn) => f.category[fn] === yours);
+    const python = own ?? this.innermost((fn) => model.kind(fn) === "python");
+    if (!python) return null;
+    const title = own ? "Your functions" : "Python functions";
+    const what = own ? "the libraries and C code that it runs" : "the C code that it runs";
+    return [el("h2", { text: title }), python, el("p", { class: "hint", text: `Each with ${what}, at its line with most samples.` })];
+  }
+
+  // A list of the functions of a kind that are the innermost ones of most samples, with their hottest lines.
+  innermost(isOf) {
+    const { model } = this;
+    const { functions: f, files } = model.profile;
     const { view } = model;
     const inner = new Int32Array(view.n);
     const sums = new Float64Array(f.count);
     for (let i = 1; i < view.n; i++) {
-      inner[i] = f.category[view.fn[i]] === yours ? view.fn[i] : inner[view.parent[i]];
+      inner[i] = isOf(view.fn[i]) ? view.fn[i] : inner[view.parent[i]];
       sums[inner[i]] += view.self[i];
     }
     const hot = [];
     for (let fn = 1; fn < f.count; fn++) if (sums[fn] > 0) hot.push(fn);
-    hot.sort((a, b) => sums[b] - sums[a]).splice(8);
+    hot.sort((a, b) => sums[b] - sums[a] || model.totals.all[b] - model.totals.all[a] || (f.name[a] < f.name[b] ? -1 : 1)).splice(8);
     if (!hot.length) return null;
     const hottest = hot.map(() => [0, 0]);
     const groups = new Map(hot.map((fn, at) => [fn, at]));

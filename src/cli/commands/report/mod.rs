@@ -1,6 +1,6 @@
 //! `report`: the tables of a saved profile.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::path::Path;
 
 use serde_json::{Value, json};
@@ -20,16 +20,17 @@ use crate::escape::line;
 use crate::export::select;
 use crate::privileges::credentials::Caps;
 use crate::privileges::phases;
-use crate::profile::model::{Frame, FrameKind, Profile};
+use crate::profile::model::Profile;
 use crate::profile::stats::{FunctionId, Stats};
 use crate::profile::summary;
 use crate::profile::views;
 use crate::resolve::source_lines;
 
-use counted::CallFigures;
+use functions::PythonFunctions;
 
 mod assembly;
 mod counted;
+mod functions;
 mod lag;
 mod source;
 mod tree;
@@ -67,13 +68,12 @@ pub fn report(options: &ReportCommand) -> Result<()> {
         && [&options.callers, &options.callees]
             .iter()
             .all(|option| option.is_none());
-    // Of each Python function, what it does itself.
-    let python_self = lists_python.then(|| self_by_function(&profile));
+    let python = lists_python.then(|| PythonFunctions::of(&profile)).flatten();
     let is_python_source = options
         .source
         .as_ref()
         .is_none_or(|word| source::is_python(&profile, word));
-    if python_self.is_some() && is_python_source {
+    if python.is_some() && is_python_source {
         profile = views::without_native(&profile);
     }
     if options.source.is_some() {
@@ -96,10 +96,10 @@ pub fn report(options: &ReportCommand) -> Result<()> {
         _ if options.tree => tree::tree(&context),
         _ if options.lag => lag::lag(&context)?,
         _ if options.waits => waits::waits(&context, options.kind.as_deref())?,
-        _ => match (code, &options.source, python_self) {
+        _ => match (code, &options.source, python) {
             (Some((whole, function)), ..) => assembly::assembly(&context, whole, function)?,
             (_, Some(word), _) => source::source(&context, word)?,
-            (_, None, Some(python)) => context.python_functions(&python),
+            (_, None, Some(python)) => functions::functions(&context, &python),
             (_, None, None) => context.table(options.by.unwrap_or(ReportBy::Function))?,
         },
     };
@@ -121,24 +121,6 @@ pub fn report(options: &ReportCommand) -> Result<()> {
     };
     table::print(&text)
         .map_err(|e| Error::io("cannot write the report", e).hint("free some disk space, or write to another file"))
-}
-
-/// What makes a Python function the same one: name, file, line of the definition.
-type PythonFunction = (String, String, u32);
-
-/// Samples that ended in Python functions themselves, not in code that they called.
-fn self_by_function(profile: &Profile) -> HashMap<PythonFunction, u64> {
-    let stats = Stats::new(profile);
-    let counts = stats.functions().into_iter().enumerate();
-    let python = counts.filter_map(|(id, counts)| {
-        let frame = stats.frame(id as FunctionId);
-        (frame.kind == FrameKind::Python).then(|| (python_function(frame), counts.self_count))
-    });
-    python.collect()
-}
-
-fn python_function(frame: &Frame) -> PythonFunction {
-    (frame.name.clone(), frame.filename.clone(), frame.first_line)
 }
 
 fn quality(profile: &Profile) -> Value {
@@ -206,72 +188,6 @@ impl ReportContext<'_> {
         self.profile.count_type().unit.show(amount)
     }
 
-    /// Python functions, each with the native code that it runs; `python` has what they do themselves.
-    fn python_functions(&self, python: &HashMap<PythonFunction, u64>) -> RenderedList {
-        let counted = CallFigures::of(self.profile);
-        let by_id = ReportRow::of_functions_by_id(self.stats).into_iter();
-        let rows = by_id.map(|(id, mut row)| {
-            row.counted = counted.as_ref().map(|counted| counted.row(id, row.self_count));
-            let frame = self.stats.frame(id);
-            if frame.kind == FrameKind::Python {
-                let alone = python.get(&python_function(frame)).copied().unwrap_or(0);
-                row.native = Some(row.self_count.saturating_sub(alone));
-            }
-            row
-        });
-        // Functions that were called, but never sampled, are rows too.
-        let is_shown = |row: &ReportRow| row.total > 0 || row.counted.is_some_and(|counted| counted.calls > 0);
-        let mut rows: Vec<ReportRow> = rows.filter(is_shown).collect();
-        self.arrange(&mut rows);
-        let all: Vec<u64> = rows.iter().map(|row| row.self_count).collect();
-        self.limit(&mut rows);
-        let whole = self.stats.samples();
-        let columns = [
-            ("SELF %", Overflow::Number),
-            ("IN C %", Overflow::Number),
-            ("TOTAL %", Overflow::Number),
-            ("FUNCTION", Overflow::Start),
-            ("WHERE", Overflow::End),
-        ];
-        let cells = |row: &ReportRow| {
-            vec![
-                plain(share(row.self_count, whole)),
-                plain(row.native.map_or(String::new(), |native| share(native, whole))),
-                plain(share(row.total, whole)),
-                Cell {
-                    text: row.name.clone(),
-                    color: row.kind.map_or(Color::Plain, color),
-                },
-                plain(&row.place),
-            ]
-        };
-        let mut text = if rows.is_empty() {
-            "no rows\n".into()
-        } else if counted.is_some() {
-            counted::draw(self, &rows)
-        } else {
-            table::draw(&columns, &rows.iter().map(cells).collect::<Vec<_>>(), &self.style)
-        };
-        let rest = &all[rows.len()..];
-        let left_out = match rest.len() {
-            0 => String::new(),
-            count => format!(
-                "{} of {} functions; the other {count} have {} % of self. All of them: nativeprof report {} 1.0\n",
-                rows.len(),
-                all.len(),
-                share(rest.iter().sum(), whole),
-                self.file_name()
-            ),
-        };
-        let of_c = if counted.is_some() { "" } else { " (IN C)" };
-        let hint = format!(
-            "SELF includes the C code that a function runs{of_c}, TOTAL also all that it calls. Other tables: --by \
-             function (with C functions), --by category, --by line, --source FUNCTION\n"
-        );
-        text += &self.style.paint(Color::Dim, &format!("{left_out}{hint}"));
-        ("rows", rows.iter().map(ReportRow::json).collect(), text)
-    }
-
     fn table(&self, by: ReportBy) -> Result<RenderedList> {
         let mut rows = match by {
             ReportBy::Label => labels::rows(self.profile, self.file)?,
@@ -311,11 +227,12 @@ impl ReportContext<'_> {
         Ok(("rows", list, text))
     }
 
-    /// Sorts and filters.
+    /// Sorts and filters; functions of the user's own come first.
     fn arrange(&self, rows: &mut Vec<ReportRow>) {
         match self.sort {
             ReportOrder::SelfCount => rows.sort_by(|a, b| {
-                (b.self_count, b.total, &a.name, &a.place).cmp(&(a.self_count, a.total, &b.name, &b.place))
+                let of = |row: &ReportRow| row.yours.as_ref().map_or(row.self_count, |yours| yours.amount);
+                (of(b), b.total, &a.name, &a.place).cmp(&(of(a), a.total, &b.name, &b.place))
             }),
             ReportOrder::Total => rows.sort_by(|a, b| {
                 (b.total, b.self_count, &a.name, &a.place).cmp(&(a.total, a.self_count, &b.name, &b.place))
@@ -324,6 +241,7 @@ impl ReportContext<'_> {
                 rows.sort_by(|a, b| (&a.name, &a.place, b.self_count).cmp(&(&b.name, &b.place, a.self_count)))
             }
         }
+        rows.sort_by_key(|row| row.yours.is_none());
         row_filter::apply(rows, self.filters, ReportRow::text);
     }
 
