@@ -51,7 +51,11 @@ pub fn block(meta: &Meta, written: &str, is_verbose: bool) -> String {
         &meta.python
     };
     let _ = writeln!(out, "  python:   {python}");
-    let symbols = if is_verbose { symbols(meta) } else { symbols_in_short(meta) };
+    let symbols = if is_verbose {
+        symbols(meta)
+    } else {
+        symbols_in_short(meta)
+    };
     let _ = writeln!(out, "  symbols:  {symbols}");
     let _ = writeln!(out, "  overhead: {}", overhead(meta));
     let _ = write!(out, "  written:  {written}");

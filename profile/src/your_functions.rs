@@ -103,7 +103,12 @@ impl InnermostFunctions {
         let categories = Categories::new(profile);
         let is_yours = |frame: &Frame| matches!(categories.of(frame), Some((Category::Yours, _)));
         let is_code = |frame: &Frame| {
-            let kinds = [FrameKind::Native, FrameKind::Inlined, FrameKind::Kernel, FrameKind::Unknown];
+            let kinds = [
+                FrameKind::Native,
+                FrameKind::Inlined,
+                FrameKind::Kernel,
+                FrameKind::Unknown,
+            ];
             kinds.contains(&frame.kind) || frame.kind == FrameKind::Python
         };
         let yours = of_kind(profile, stats, Whose::Yours, is_yours);
@@ -120,7 +125,9 @@ impl InnermostFunctions {
 }
 
 fn of_kind(profile: &Profile, stats: &Stats<'_>, whose: Whose, is_of: impl Fn(&Frame) -> bool) -> InnermostFunctions {
-    let kind: Vec<bool> = (0..stats.len() as FunctionId).map(|id| is_of(stats.frame(id))).collect();
+    let kind: Vec<bool> = (0..stats.len() as FunctionId)
+        .map(|id| is_of(stats.frame(id)))
+        .collect();
     let mut rows: Vec<InnermostFunction> = (0u32..).zip(stats.functions()).map(row).collect();
     let mut outside = 0u64;
     // By node: the innermost function of the kind, and where the node is in it.

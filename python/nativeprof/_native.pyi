@@ -12,6 +12,7 @@ __all__ = [
     "__version__",
     "announcing_exit",
     "before_end_by_signal",
+    "cell_files",
     "clock",
     "combine",
     "create",
@@ -24,6 +25,7 @@ __all__ = [
     "is_tracing",
     "llprocess",
     "merge",
+    "notebook_view",
     "plot_data",
     "print_uncaught",
     "process",
@@ -155,7 +157,6 @@ def events_after_fork() -> None: ...
 @final
 class Profile:
     def render(self, format: str) -> bytes: ...
-    def graph(self) -> tuple[bytes, int]: ...
     def tree(self) -> bytes: ...
     def top(self, most: int) -> list[tuple[str, str, int, str, int, int]]: ...
     def stats(self) -> dict[str, Any]: ...
@@ -163,6 +164,12 @@ class Profile:
 
 def read(content: bytes) -> Profile:
     """The profile that a file in the format ``json`` holds. Raises ValueError if it is none."""
+
+def cell_files(profile: Profile) -> list[str]:
+    """The files of the cells of IPython that a profile has functions of."""
+
+def notebook_view(profile: Profile, names: dict[str, str]) -> dict[str, Any]:
+    """What a notebook shows; ``names`` has the names of cells by their files."""
 
 def clock() -> tuple[str, float]:
     """Name of the clock of events, and seconds per tick."""

@@ -51,7 +51,7 @@ class NativeprofMagics(Magics):
         # The statement as it was typed: what the parser took apart has lost its quotes, and braces are its own.
         options = parse_argstring(self.nativeprof, self.shell.var_expand(words))
         if options.help:
-            print(self.nativeprof.parser.format_help())
+            print(_plain(self.nativeprof.parser.format_help()))
             return None
         if cell is None:
             cell = statement
@@ -122,6 +122,13 @@ class NativeprofMagics(Magics):
     def _profile_of_cell(self) -> Profile | None:
         last, self._last = self._last, None
         return _saved(*last) if last else None
+
+
+def _plain(text: str) -> str:
+    """A help text without the markup that it has for the documentation."""
+    text = re.sub(r":\w+:`~?([^`]*)`", r"\1", text)
+    text = text.replace("``", "").replace("%%%%", "%%")
+    return re.sub(r"\A\s*::\n\n", "", text)
 
 
 def _has_running_loop() -> bool:

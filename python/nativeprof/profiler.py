@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import atexit
-import base64
 import html
 import json
 import os
-import re
 import threading
 import warnings
 from collections.abc import Iterable
 from typing import Any, Callable, NamedTuple, TypedDict, Union, cast
 
-from . import _files, _native, _overhead
+from . import _files, _native, _notebook, _overhead
 
 __all__ = ["Profile", "Profiler", "Row", "Rows", "Stats"]
 
 Threads = Union[None, bool, Iterable[Union[int, threading.Thread]]]
-
-# Pixels of a flame graph in a notebook; a taller one scrolls.
-_TALLEST = 900
 
 # The one that runs; held so that a second one is refused with a clear error.
 _running: Profiler | None = None
@@ -158,40 +153,13 @@ class Profile:
     def __repr__(self) -> str:
         stats = self.stats
         count = stats["taken"] if stats["counts"] == "samples" else stats["total"]
-        return f"<nativeprof.Profile: {_counted(count, stats['counts'])} in {stats['duration']:.1f} s>"
+        return f"<nativeprof.Profile: {_notebook.counted(count, stats['counts'])} in {stats['duration']:.1f} s>"
 
     def _repr_html_(self) -> str:
-        stats = self.stats
-        is_sampled = stats["counts"] == "samples"
-        head = (
-            f"<p>{_counted(stats['taken'], 'samples')} in {stats['duration']:.1f} s at {stats['rate']} Hz "
-            f"({html.escape(stats['event'])}): {stats['exact'] + stats['repaired']} complete, "
-            f"{stats['partial']} partial, {stats['lost']} lost</p>"
-            if is_sampled
-            else f"<p>{_counted(stats['total'], 'calls')} in {stats['duration']:.1f} s</p>"
-        )
-        graph = ""
-        if stats["total"]:
-            svg, shown = self._native.graph()
-            if shown < stats["total"]:
-                head += f"<p>The graph has the {shown} of them that belong to the cell. "
-                head += "The others belong to what runs cells, and to other threads.</p>"
-            # A frame of its own: the graph's script and styles do not affect the page.
-            graph = (
-                f"<iframe title='flame graph' sandbox='allow-scripts' style='width:100%;height:{_height(svg)}px;border:0' "
-                f"src='data:image/svg+xml;base64,{base64.b64encode(svg).decode('ascii')}'></iframe>"
-            )
-        return head + graph + self.top(10)._repr_html_()
+        return _notebook.page(self)
 
-
-def _counted(count: int, plural: str) -> str:
-    return f"1 {plural.removesuffix('s')}" if count == 1 else f"{count} {plural}"
-
-
-def _height(svg: bytes) -> int:
-    """Pixels that a flame graph needs, and no more than fits a screen."""
-    found = re.search(rb'<svg[^>]* height="(\d+)"', svg[:4096])
-    return min(int(found.group(1)) + 8, _TALLEST) if found else _TALLEST
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        printer.text(_notebook.text(self))
 
 
 def _place(row: Row) -> str:

@@ -11,6 +11,7 @@ mod calls;
 mod count;
 mod engine;
 mod events;
+mod notebook;
 mod profiler;
 mod program_end;
 mod spans;
@@ -42,6 +43,8 @@ mod _native {
     use super::count::{llprocess, process};
     #[pymodule_export]
     use super::events::{EventLog, events_after_fork, hook_slots};
+    #[pymodule_export]
+    use super::notebook::{cell_files, notebook_view};
     #[pymodule_export]
     use super::profiler::{Profile, SampleRecorder, format_of, formats, read};
     #[pymodule_export]

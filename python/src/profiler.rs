@@ -10,12 +10,11 @@ use nativeprof::in_process;
 use nativeprof::in_process::ProfilerConfig;
 use nativeprof::profile::folded;
 use nativeprof::profile::model;
-use nativeprof::profile::model::{Frame, FrameKind};
+use nativeprof::profile::model::FrameKind;
 use nativeprof::profile::stats::{FunctionId, Stats};
 use nativeprof::profile::summary;
 use nativeprof::profile::values::ValueType;
 use nativeprof::profile::view;
-use nativeprof::profile::views;
 use pyo3::exceptions::{PyOSError, PyPermissionError, PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
@@ -118,18 +117,6 @@ impl Profile {
     }
 }
 
-/// Whether a frame is a cell of IPython: the names of its code and of its file are those of IPython 7 to 9 and of ipykernel.
-fn is_cell(frame: &Frame) -> bool {
-    frame.kind == FrameKind::Python
-        && (frame.name == "<module>" || frame.name.starts_with("<cell line: "))
-        && (frame.filename.starts_with("<ipython-input-") || frame.filename.contains("/ipykernel_"))
-}
-
-/// Whether a frame is our magic, which runs a cell from within a cell.
-fn is_magic(frame: &Frame) -> bool {
-    frame.kind == FrameKind::Python && frame.filename.ends_with("/nativeprof/magics.py")
-}
-
 /// Name, file, line (0: unknown), module, self samples, total samples.
 type FunctionCountRow = (String, String, u32, String, u64, u64);
 
@@ -141,21 +128,6 @@ impl Profile {
         let mut bytes = Vec::new();
         py.detach(|| format.write_default(&self.0, &mut bytes))?;
         Ok(PyBytes::new(py, &bytes))
-    }
-
-    /// A flame graph of what the cells of a notebook did, and how many of all samples it has; of the whole profile where no
-    /// cell is on any stack.
-    fn graph<'py>(&self, py: Python<'py>) -> PyResult<(Bound<'py, PyBytes>, u64)> {
-        let mut bytes = Vec::new();
-        let shown = py.detach(|| {
-            let cells = views::from_innermost(&self.0, is_cell, is_magic);
-            let has_cells = cells.nodes.first().is_some_and(|root| root.count > 0);
-            let profile = if has_cells { &cells } else { &self.0 };
-            let format = export::by_name("svg").map_err(std::io::Error::other)?;
-            format.write_default(profile, &mut bytes)?;
-            Ok::<u64, std::io::Error>(profile.nodes.first().map_or(0, |root| root.count))
-        })?;
-        Ok((PyBytes::new(py, &bytes), shown))
     }
 
     /// The count tree in JSON, with every node and a plain timeline.

@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import html
 import re
 import threading
 
@@ -77,9 +78,49 @@ def test_the_top_functions_are_a_table(shell):
         assert row.line == 0 or row.filename != "<low-level>"
 
 
-def test_help(shell, capsys):
+def test_help_has_no_markup(shell, capsys):
     assert shell.run_line_magic("nativeprof", "-h") is None
-    assert "--all-threads" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "--all-threads" in said and "%%nativeprof" in said
+    assert "`" not in said and "::" not in said and "%%%%" not in said
+
+
+def shown(profile):
+    """What a notebook shows without the graph: rows of texts, a list of one for what is not in a table."""
+    page = re.sub(r"<iframe.*?</iframe>", "", profile._repr_html_())
+    rows = re.findall(r"<p>(.*?)</p>|<tr>(.*?)</tr>", page)
+    cells = [[text] if text else re.findall(r"<t[dh][^>]*>(.*?)</t[dh]>", row) for text, row in rows]
+    return [[html.unescape(re.sub("<.*?>", "", cell)) for cell in row] for row in cells]
+
+
+@repeated
+def test_functions_and_lines_of_the_cell_are_shown(shell):
+    defined = shell.run_cell("def busy(n):\n    return sorted(range(n), key=str)\n", store_history=True)
+    defined.raise_error()
+    first = shell.execution_count - 1
+    done = shell.run_cell("%%nativeprof -r 200\nfor _ in range(20):\n    busy(50_000)\nx = '<b>'\n", store_history=True)
+    done.raise_error()
+    number = shell.execution_count - 1
+    rows = shown(done.result)
+    likely(done.result.stats["taken"] >= 10, rows)
+    functions = rows.index(["self", "in libraries", "in C", "total", "function", "line"])
+    own, in_libraries, in_c, total, name, place = rows[functions + 1]
+    assert name == "busy" and place == f"In [{first}]:2", rows
+    assert own == total and float(own[:-1]) > 80 and float(in_c[:-1]) > 50 and in_libraries == "0.0%", rows
+    at = rows.index([f"In [{number}]: total with all that a line calls"])
+    assert rows[at + 1] == ["time", "total", "self", "line", "source"]
+    sources = {row[3]: row for row in rows[at + 2 : at + 6]}
+    assert [row[4] for row in sources.values()] == ["%%nativeprof", "for _ in range(20):", "    busy(50_000)", "x = '<b>'"]
+    assert float(sources["3"][1][:-1]) > 80 and sources["3"][0].endswith("s") and sources["4"][:3] == ["", "", ""], rows
+    text = str(shell.display_formatter.format(done.result)[0]["text/plain"])
+    assert "busy  In [" in text and "<nativeprof.Profile: " in text
+
+
+def test_a_cell_without_samples_says_why(shell):
+    profile = shell.run_cell("%%nativeprof -r 1\npass\n").result
+    assert profile.stats["taken"] == 0
+    assert "less CPU time than a period of 1000 ms. Use a higher rate" in profile._repr_html_()
+    assert "There are no samples" in shell.display_formatter.format(profile)[0]["text/plain"]
 
 
 def test_a_statement_keeps_its_quotes(shell):

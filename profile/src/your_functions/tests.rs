@@ -52,7 +52,10 @@ fn shown(stacks: &[(&str, u64)]) -> Vec<String> {
     out.extend(found.rows.iter().map(|row| {
         let frame = stats.frame(row.function);
         let (name, place) = (function_name(frame), row.short_place(frame));
-        format!("{name} {place} {} {} {} {}", row.amount, row.in_libraries, row.in_native, row.total)
+        format!(
+            "{name} {place} {} {} {} {}",
+            row.amount, row.in_libraries, row.in_native, row.total
+        )
     }));
     out
 }
@@ -99,6 +102,11 @@ fn without_functions_of_the_user_others_follow() {
 fn recursion_counts_once_and_ties_go_by_name() {
     assert_eq!(
         shown(&[("walk:2 walk:2 walk:3", 2), ("walk:2 b:1", 2), ("a:1", 2)]),
-        ["Yours outside 0", "walk demo.py:2 2 0 0 4", "a demo.py:1 2 0 0 2", "b demo.py:1 2 0 0 2"]
+        [
+            "Yours outside 0",
+            "walk demo.py:2 2 0 0 4",
+            "a demo.py:1 2 0 0 2",
+            "b demo.py:1 2 0 0 2"
+        ]
     );
 }

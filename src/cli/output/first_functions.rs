@@ -48,7 +48,9 @@ pub fn text(profile: &Profile, style: &TerminalStyle) -> Option<String> {
         (found.outside, "outside of your functions", Whose::Yours),
     ];
     // Less is not seen in a table of tenths of a percent.
-    let rest = rest.iter().filter(|(amount, _, whose)| found.whose == *whose && amount * 200 >= whole);
+    let rest = rest
+        .iter()
+        .filter(|(amount, _, whose)| found.whose == *whose && amount * 200 >= whole);
     rows.extend(rest.map(|(amount, words, _)| {
         vec![
             plain(share(*amount)),

@@ -52,7 +52,11 @@ pub fn rows(columns: &[Overflow], rows: &[Vec<Cell>], style: &TerminalStyle) -> 
     draw_rows(columns, rows.iter(), style)
 }
 
-fn draw_rows<'a>(fits: &[Overflow], rows: impl Iterator<Item = &'a Vec<Cell>> + Clone, style: &TerminalStyle) -> String {
+fn draw_rows<'a>(
+    fits: &[Overflow],
+    rows: impl Iterator<Item = &'a Vec<Cell>> + Clone,
+    style: &TerminalStyle,
+) -> String {
     let widths = widths(fits, rows.clone(), style);
     let mut out = String::new();
     for row in rows {

@@ -150,10 +150,7 @@ fn functions_of_the_user_come_first() {
             ".dump 0/5",
         ]
     );
-    assert_eq!(
-        shown_of(&stacks[2..]),
-        [".loop 9/9", "other functions 0/0", "POLL 9/9"]
-    );
+    assert_eq!(shown_of(&stacks[2..]), [".loop 9/9", "other functions 0/0", "POLL 9/9"]);
     assert_eq!(shown_of(&[(&["MAIN", "SORT"], 3)]), ["SORT 3/3", "MAIN 0/3"]);
 }
 

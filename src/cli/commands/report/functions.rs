@@ -141,7 +141,11 @@ fn draw_yours(context: &ReportContext<'_>, rows: &[ReportRow]) -> String {
             plain(&yours.place),
         ])
     };
-    table::draw(&columns, &rows.iter().filter_map(cells).collect::<Vec<_>>(), &context.style)
+    table::draw(
+        &columns,
+        &rows.iter().filter_map(cells).collect::<Vec<_>>(),
+        &context.style,
+    )
 }
 
 fn draw_others(context: &ReportContext<'_>, rows: &[ReportRow]) -> String {
