@@ -25,7 +25,7 @@ pub struct LineCounts {
 pub struct FileLineCounts<'a> {
     /// Empty: unknown.
     pub file: &'a str,
-    /// 0: unknown. Each function has its own row for samples at an unknown line, or at any line of an unknown file.
+    /// 0: unknown. Of an unknown file each function has its own row.
     pub line: u32,
     /// The function with the highest total on this line.
     pub function: FunctionId,
@@ -108,7 +108,7 @@ impl<'a> Stats<'a> {
             })
             .collect();
         let key = |function: FunctionId, line: u32| match source_file(self.frames[function as usize]) {
-            file if file.is_empty() || line == 0 => (Some(function), 0, 0),
+            "" => (Some(function), 0, 0),
             _ => (None, file_of[function as usize], line),
         };
         let mut leaders: FxHashMap<_, (u64, FunctionId)> = FxHashMap::default();

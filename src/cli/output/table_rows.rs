@@ -163,7 +163,7 @@ impl ReportRow {
             let mut row = ReportRow::of_frame(frame);
             if l.line > 0 {
                 row.place = format!("{}:{}", l.file, l.line);
-            } else if frame.kind == FrameKind::Python {
+            } else if !l.file.is_empty() {
                 row.place = format!("{} [no line]", l.file);
             }
             (row.self_count, row.total) = (l.counts.self_count, l.counts.total);

@@ -52,7 +52,7 @@ pub fn source(context: &ReportContext<'_>, word: &str) -> Result<RenderedList> {
             .fold((0, 0), |a, b| (a.0 + b.0, a.1.max(b.1)));
         let title = format!("{}: self {}", line(file.path), context.amount(self_sum));
         text += &format!("{}\n", context.style.paint(Color::Bold, &title));
-        text += &context.style.paint(Color::Dim, "  SELF %  TOTAL %    LINE\n");
+        text += &context.style.paint(Color::Dim, "  SELF %  TOTAL %      LINE\n");
         let excerpt = context
             .profile
             .excerpts
@@ -66,17 +66,18 @@ pub fn source(context: &ReportContext<'_>, word: &str) -> Result<RenderedList> {
         }
         let mut before = None;
         for (at, source) in &lines {
-            if before.is_some_and(|before| before + 1 < *at) {
-                text += &context.style.paint(Color::Dim, "                     ...\n");
+            if before.is_some_and(|before: u32| before > 0 && before + 1 < *at) {
+                text += &context.style.paint(Color::Dim, "                       ...\n");
             }
             before = Some(*at);
+            let shown = if *at == 0 { "[no line]".into() } else { at.to_string() };
             let counts = file.counts.get(at);
             let column = |amount: Option<u64>| match amount {
                 Some(amount) if amount > 0 => share(amount, whole),
                 _ => String::new(),
             };
             let row = format!(
-                "{:>8} {:>8} {at:>7}  {}",
+                "{:>8} {:>8} {shown:>9}  {}",
                 column(counts.map(|c| c.self_count)),
                 column(counts.map(|c| c.total)),
                 line(source.unwrap_or_default())
@@ -144,11 +145,13 @@ fn files<'a>(context: &ReportContext<'a>, word: &str) -> Vec<FileOfSource<'a>> {
         } else {
             paths.contains(path)
         };
-        if !is_wanted || path.is_empty() || row.line == 0 {
+        if !is_wanted || path.is_empty() {
             continue;
         }
         let range = match (paths.is_empty(), frame.kind) {
             (false, _) => (0, u32::MAX),
+            // No line widens the range.
+            (true, _) if row.line == 0 => (u32::MAX, 0),
             (true, FrameKind::Python) => (frame.first_line, row.line),
             (true, _) => (row.line.saturating_sub(BEFORE), row.line + 1),
         };
