@@ -135,9 +135,6 @@ fn shares_keys_and_the_terminal() {
         terminal.wait("a frozen screen", |s| s.contains("[frozen]"));
         terminal.keys(&["w"]);
         terminal.wait("question", |s| s.contains("save to: nativeprof-"));
-        for _ in 0..40 {
-            terminal.keys(&["BSpace"]);
-        }
         terminal.keys(&[&path, "Enter"]);
         let frozen = terminal.wait("answer", |s| s.contains("written: ") && s.contains("FUNCTION"));
         let bytes = std::fs::read(&file).unwrap_or_else(|e| panic!("{e}: {frozen}"));

@@ -20,25 +20,37 @@ const NARROW: u16 = 50;
 /// Maximum indentation of a name.
 const MAX_DEPTH: usize = 40;
 
-const HELP: &str = "\
- 1 2 3 4 5 Tab  functions, merged stacks, threads, waits (--mode wall),
-                what blocked event loops (--lag)
- Up Down PgUp PgDn Home End   move
- Enter          callers and callees of a function; one thread's samples;
-                the stack of what kept a loop
- Esc            back; then clear filter and thread
- s              sort by self, total, name
- /              filter by a regular expression
- + -            more or fewer seconds
- f  Space       freeze / resume
- a              all threads
- i              the interpreter's own frames, or not
- n              native functions, or as part of the Python ones
- w              save the shown samples as a profile (.html .svg ...)
- q  Ctrl-C      quit
+/// Keys, and what they do.
+const HELP: &[(&str, &str)] = &[
+    (
+        "1 2 3 4 5 Tab",
+        "functions, merged stacks, threads, waits (--mode wall), what blocked event loops (--lag)",
+    ),
+    ("Up Down PgUp PgDn Home End", "move"),
+    (
+        "Enter",
+        "callers and callees of a function; one thread's samples; the stack of what kept a loop",
+    ),
+    ("Esc", "back; then clear filter and thread"),
+    ("s", "sort by self, total, name"),
+    ("/", "filter by a regular expression"),
+    ("+ -", "more or fewer seconds"),
+    ("f  Space", "freeze / resume"),
+    ("a", "all threads"),
+    ("i", "the interpreter's own frames, or not"),
+    ("n", "native functions, or as part of the Python ones"),
+    ("w", "save the shown samples as a profile (.html .svg ...)"),
+    ("q  Ctrl-C", "quit"),
+    (
+        "",
+        "Your functions come first: self is their time with the libraries and C code that they run. Of other functions, self is the \
+         samples with the function innermost. total: anywhere on the stack. Percentages are of the samples shown.",
+    ),
+];
 
- self: samples with the function innermost; total: anywhere on
- the stack. Percentages are of the samples shown.";
+/// Columns of the keys, and of the whole.
+const KEYS: usize = 16;
+const HELP_WIDTH: u16 = 76;
 
 const NO_WAITS: &str = " no waits in this time; `nativeprof top --mode wall` samples them";
 
@@ -80,8 +92,9 @@ pub fn draw(screen: &mut Screen<'_>, app: &mut App) {
 }
 
 fn help(screen: &mut Screen<'_>, area: Rect) {
-    let height = (HELP.lines().count() as u16 + 2).min(area.height);
-    let width = 68.min(area.width);
+    let width = HELP_WIDTH.min(area.width);
+    let lines = help_lines(usize::from(width.saturating_sub(2)));
+    let height = (lines.len() as u16 + 2).min(area.height);
     let at = Rect {
         x: (area.width - width) / 2,
         y: (area.height - height) / 2,
@@ -90,7 +103,34 @@ fn help(screen: &mut Screen<'_>, area: Rect) {
     };
     screen.render_widget(Clear, at);
     let block = Block::bordered().title(" Keys ");
-    screen.render_widget(Paragraph::new(HELP).block(block), at);
+    let lines: Vec<Line<'_>> = lines.into_iter().map(Line::from).collect();
+    screen.render_widget(Paragraph::new(lines).block(block), at);
+}
+
+/// The help in so many columns: each text wrapped beside its keys, or below them if those are long.
+fn help_lines(width: usize) -> Vec<String> {
+    let mut lines = Vec::new();
+    for (keys, text) in HELP {
+        let indent = if keys.is_empty() { 1 } else { KEYS };
+        let mut line = format!(" {keys:<0$}", indent - 1);
+        if line.len() > indent {
+            lines.push(std::mem::replace(&mut line, " ".repeat(indent)));
+        }
+        let mut is_first = true;
+        for word in text.split(' ') {
+            if !is_first && line.len() + 1 + word.len() > width {
+                lines.push(std::mem::replace(&mut line, " ".repeat(indent)));
+                is_first = true;
+            }
+            if !is_first {
+                line.push(' ');
+            }
+            line += word;
+            is_first = false;
+        }
+        lines.push(line);
+    }
+    lines
 }
 
 /// Seconds that the shown samples span: less than the window right after the start.
@@ -303,12 +343,14 @@ fn end_of(text: &str, width: usize) -> String {
 }
 
 fn keys(app: &App) -> Line<'static> {
-    if let Some((what, text)) = &app.input {
-        let prompt = match what {
+    if let Some(input) = &app.input {
+        let prompt = match input.prompt {
             Prompt::Filter => "filter (regular expression): ",
             Prompt::Save => "save to: ",
         };
-        return Line::from(vec![prompt.bold(), Span::raw(line(text).into_owned()), Span::raw("_")]);
+        let text = Span::raw(line(&input.text).into_owned());
+        let text = if input.is_proposed { text.reversed() } else { text };
+        return Line::from(vec![prompt.bold(), text, Span::raw("_")]);
     }
     if !app.message.is_empty() {
         return Line::from(line(&app.message).into_owned().bold());
@@ -323,4 +365,25 @@ fn keys(app: &App) -> Line<'static> {
         words.insert(0, format!("[thread {tid}] ").yellow());
     }
     Line::from(words)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn help_fits_its_width() {
+        let wide = help_lines(74);
+        assert!(wide.iter().all(|line| line.len() <= 74), "{wide:#?}");
+        assert_eq!(
+            wide[0],
+            " 1 2 3 4 5 Tab  functions, merged stacks, threads, waits (--mode wall),"
+        );
+        assert_eq!(wide[1], "                what blocked event loops (--lag)");
+        assert!(wide.len() < 23, "a small terminal has 24 lines");
+        let narrow = help_lines(40);
+        assert!(narrow.iter().all(|line| line.len() <= 40), "{narrow:#?}");
+        let words = |lines: &[String]| lines.join(" ").split_whitespace().map(String::from).collect::<Vec<_>>();
+        assert_eq!(words(&narrow), words(&wide));
+    }
 }

@@ -40,6 +40,15 @@ pub enum Prompt {
     Save,
 }
 
+/// A line that the user types.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Input {
+    pub prompt: Prompt,
+    pub text: String,
+    /// The text is proposed: the first letter replaces it, and Backspace removes it.
+    pub is_proposed: bool,
+}
+
 /// What the caller of [`App::key`] must do.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Action {
@@ -63,7 +72,7 @@ pub struct App {
     pub thread: Option<Tid>,
     /// Threads that held the GIL when the screen was last refreshed.
     pub gil_holders: Vec<Tid>,
-    pub input: Option<(Prompt, String)>,
+    pub input: Option<Input>,
     pub filter: String,
     compiled: Option<Regex>,
     pub message: String,
@@ -243,10 +252,20 @@ impl App {
                 };
                 self.refresh();
             }
-            KeyCode::Char('/') => self.input = Some((Prompt::Filter, self.filter.clone())),
+            KeyCode::Char('/') => {
+                self.input = Some(Input {
+                    prompt: Prompt::Filter,
+                    text: self.filter.clone(),
+                    is_proposed: false,
+                });
+            }
             KeyCode::Char('w') => {
                 let pid = self.profile.meta.pid;
-                self.input = Some((Prompt::Save, format!("nativeprof-{pid}.html")));
+                self.input = Some(Input {
+                    prompt: Prompt::Save,
+                    text: format!("nativeprof-{pid}.html"),
+                    is_proposed: true,
+                });
             }
             KeyCode::Char('f' | ' ') => {
                 self.frozen = !self.frozen;
@@ -307,13 +326,18 @@ impl App {
     }
 
     fn type_in(&mut self, code: KeyCode) -> Action {
-        let Some((what, mut text)) = self.input.take() else {
+        let Some(Input {
+            prompt,
+            mut text,
+            is_proposed,
+        }) = self.input.take()
+        else {
             return Action::Nothing;
         };
         match code {
             KeyCode::Esc => return Action::Nothing,
             KeyCode::Enter => {
-                return match what {
+                return match prompt {
                     Prompt::Save if text.is_empty() => Action::Nothing,
                     Prompt::Save => Action::Save(text),
                     Prompt::Filter => {
@@ -322,13 +346,24 @@ impl App {
                     }
                 };
             }
+            KeyCode::Backspace if is_proposed => text.clear(),
             KeyCode::Backspace => {
                 text.pop();
             }
-            KeyCode::Char(c) if !c.is_control() && text.len() < MAX_INPUT => text.push(c),
+            KeyCode::Char(c) if !c.is_control() && text.len() < MAX_INPUT => {
+                if is_proposed {
+                    text.clear();
+                }
+                text.push(c);
+            }
+            // The proposal is taken, to be changed at its end.
             _ => {}
         }
-        self.input = Some((what, text));
+        self.input = Some(Input {
+            prompt,
+            text,
+            is_proposed: false,
+        });
         Action::Nothing
     }
 

@@ -246,3 +246,20 @@ fn names_are_drawn_as_text_on_any_screen() {
     assert_eq!(words, ["33.3", "33.3", "2.0", "2.0", "c\\x1b[2J", "/x.py:1"]);
     assert!(text.contains("6 samples/s, CPU 6 %"), "{text}");
 }
+
+#[test]
+fn a_letter_replaces_the_proposed_name() {
+    let typed = |keys: &[KeyCode]| {
+        let mut app = app();
+        press(&mut app, "w");
+        keys.iter()
+            .for_each(|key| drop(app.key(KeyEvent::new(*key, KeyModifiers::NONE))));
+        app.key(KeyEvent::new(KeyCode::Enter, KeyModifiers::NONE))
+    };
+    let save = |name: &str| Action::Save(name.into());
+    assert_eq!(typed(&[]), save("nativeprof-7.html"));
+    assert_eq!(typed(&[KeyCode::Char('x'), KeyCode::Char('y')]), save("xy"));
+    assert_eq!(typed(&[KeyCode::Backspace, KeyCode::Char('x')]), save("x"));
+    assert_eq!(typed(&[KeyCode::Right, KeyCode::Char('x')]), save("nativeprof-7.htmlx"));
+    assert_eq!(typed(&[KeyCode::Backspace]), Action::Nothing);
+}
