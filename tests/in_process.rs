@@ -12,7 +12,7 @@ use nativeprof::in_process::{ProfilerConfig, Recorder};
 use nativeprof::profile::model::Profile;
 use nativeprof::sys::{procfs, threads};
 
-use common::chance::{assert_likely, repeated};
+use common::chance::{assert_likely, patience, repeated};
 mod common;
 
 #[inline(never)]
@@ -197,16 +197,27 @@ fn a_thread_that_blocks_signals_delays_no_one() {
 }
 
 fn record(clock: SamplingClock, threads: Option<Vec<u64>>, work: impl FnOnce()) -> Profile {
+    record_at(100, clock, threads, work).0
+}
+
+/// A profile, and why it has fewer samples per second than this.
+fn record_at(
+    rate: u64,
+    clock: SamplingClock,
+    threads: Option<Vec<u64>>,
+    work: impl FnOnce(),
+) -> (Profile, Option<String>) {
     let config = ProfilerConfig {
-        rate: 100,
+        rate,
         clock,
         threads,
         native: true,
         by_thread: false,
     };
     let recorder = Recorder::start(config).expect("a recording");
+    let limitation = recorder.limitation().map(ToString::to_string);
     work();
-    recorder.stop().expect("a profile")
+    (recorder.stop().expect("a profile"), limitation)
 }
 
 /// Samples with a function of this name on their stack.
@@ -300,4 +311,62 @@ fn one_recording_at_a_time() {
         assert!(refused.to_string().contains("already being sampled"), "{refused}");
     });
     record(SamplingClock::Wall, None, || {});
+}
+
+fn spins(ended: &AtomicBool) {
+    black_box(around(ended));
+}
+
+/// The kernel's clock ticks 100 to 1000 times a second; most have 250.
+#[test]
+fn the_rate_is_kept_above_that_of_the_kernels_clock() {
+    repeated(|| {
+        let _live = common::live();
+        let tick_rate = nativeprof::sys::clock::tick_rate();
+        let rate = 4 * tick_rate;
+        for threads in [1, 8] {
+            let crowd = Crowd::new(threads, spins);
+            let only = Some(crowd.thread_pointers.clone());
+            let (profile, limitation) = record_at(rate, SamplingClock::Cpu, only, || {
+                thread::sleep(patience() * Duration::from_millis(600));
+            });
+            let q = &profile.meta.quality;
+            match limitation {
+                None => assert_eq!(profile.meta.rate, rate),
+                Some(limitation) => {
+                    assert_eq!(profile.meta.rate, tick_rate, "{limitation}");
+                    assert!(limitation.contains(&format!("rate={tick_rate}")), "{limitation}");
+                }
+            }
+            assert_eq!(q.expected, q.taken + q.lost, "{q:?}");
+            // Of the ticks of timers a quarter would come. Eight threads leave the recorder little time, and slots fill.
+            let least = if threads == 1 { 7 } else { 4 };
+            assert_likely!(q.taken * 10 >= q.expected * least, "{threads} threads: {q:?}");
+            assert_eq!(samples(&profile, "around"), samples(&profile, "spin"));
+        }
+    });
+}
+
+fn open_descriptors() -> usize {
+    std::fs::read_dir("/proc/self/fd").expect("descriptors").count()
+}
+
+#[test]
+fn threads_that_come_and_go_leave_no_descriptors() {
+    let _live = common::live();
+    let before = open_descriptors();
+    let mut most = 0;
+    record_at(1000, SamplingClock::Cpu, None, || {
+        for _ in 0..20 {
+            drop(Crowd::new(50, |ended| {
+                while !ended.load(Ordering::Relaxed) {
+                    thread::yield_now();
+                }
+            }));
+            most = most.max(open_descriptors());
+        }
+    });
+    // Threads that have ended are noticed after some time; 1000 have been there.
+    assert!(most < before + 500, "{most}, {before} before");
+    assert_eq!(open_descriptors(), before);
 }

@@ -221,6 +221,9 @@ class _CountsAndSamples:
     def signal(self) -> int | None:
         return self._samples.signal()
 
+    def limitation(self) -> str | None:
+        return self._samples.limitation()
+
 
 class Profiler:
     """Samples the stacks of this process: Python and native frames interleaved in true calling order.
@@ -232,8 +235,8 @@ class Profiler:
             work()
         profiler.profile.save("work.svg")
 
-    :param rate: samples per second of each thread (Hz). The kernel checks CPU time some 250 times a second, which
-        bounds ``mode="cpu"``.
+    :param rate: samples per second of each thread (Hz). With ``mode="cpu"`` more than the kernel's clock ticks (250 a second
+        on most systems) need perf events; where these are not permitted, a warning says how many are taken.
     :param native: native frames too, not only Python's.
     :param mode: ``"cpu"`` samples each thread's CPU time, ``"wall"`` wall-clock time: sleeping threads too.
         ``"calls"`` does not sample: every call is counted and timed, with its callers (``rate`` means nothing then, and
@@ -310,6 +313,13 @@ class Profiler:
         _running = self
         # A recording that is never stopped ends before the interpreter does.
         atexit.register(self._abandon)
+        limitation = None if isinstance(self._recorder, _native.CallRecorder) else self._recorder.limitation()
+        if limitation:
+            try:
+                warnings.warn(limitation, RuntimeWarning, stacklevel=2)
+            except RuntimeWarning:
+                self.stop()
+                raise
 
     def stop(self) -> Profile:
         """Ends sampling; returns the profile, which is also in :attr:`profile`.

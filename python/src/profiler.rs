@@ -97,6 +97,12 @@ impl SampleRecorder {
             .is_ok_and(|r| r.as_ref().is_some_and(in_process::Recorder::is_current_process))
     }
 
+    /// Why fewer samples are taken than requested; None if there are not fewer.
+    fn limitation(&self) -> Option<String> {
+        let recorder = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        Some(recorder.as_ref()?.limitation()?.to_string())
+    }
+
     /// Number of the signal that interrupts threads; None if another handler has taken its place.
     fn signal(&self) -> Option<i32> {
         in_process::signal()

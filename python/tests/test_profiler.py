@@ -15,6 +15,7 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 
 import pytest
 from chance import likely, repeated
@@ -369,8 +370,8 @@ def test_no_system_call_fails_because_it_is_sampled():
 
 
 @repeated
-@pytest.mark.parametrize("mode", ["cpu", "wall"])
-def test_programs_that_take_every_signal_do_not_get_ours(mode):
+@pytest.mark.parametrize("mode, rate", [("cpu", 100), ("cpu", 2000), ("wall", 500)])
+def test_programs_that_take_every_signal_do_not_get_ours(mode, rate):
     """Samples are lost while a thread blocks all signals, and count as lost."""
     done, received = threading.Event(), []
 
@@ -389,17 +390,144 @@ def test_programs_that_take_every_signal_do_not_get_ours(mode):
     thread.start()
     # Its first calls, before it is sampled.
     time.sleep(0.05)
-    with nativeprof.Profiler(rate=500, mode=mode, threads=[thread]) as profiler:
-        time.sleep(0.7)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # perf events may not be permitted
+        with nativeprof.Profiler(rate=rate, mode=mode, threads=[thread]) as profiler:
+            time.sleep(0.7)
     done.set()
     thread.join()
     assert not received, received
     stats = profiler.profile.stats
     if mode == "cpu":
-        likely(stats["lost"] > 50 and stats["taken"] == 0, stats)
+        likely(stats["lost"] > rate // 20 and stats["taken"] == 0, stats)
         assert stats["expected"] == stats["taken"] + stats["lost"], stats
     else:
         likely(stats["taken"] > 10, stats)
+
+
+# Programs that are sampled more often than the kernel's clock ticks: by perf events, where these are permitted.
+FAST = """
+import os, resource, sys, threading, time, warnings
+import nativeprof
+warnings.simplefilter("ignore", RuntimeWarning)
+
+def spin(seconds):
+    end = time.thread_time() + seconds
+    while time.thread_time() < end:
+        pass
+
+def descriptors(kind=""):
+    count = 0
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            count += kind in os.readlink("/proc/self/fd/" + name)
+        except OSError:
+            pass
+    return count
+
+def events():
+    return descriptors("perf_event")
+
+"""
+
+
+def run_fast(program, *arguments, timeout=120):
+    done = subprocess.run([sys.executable, "-c", FAST + program, *arguments], capture_output=True, text=True, timeout=timeout)
+    assert done.returncode == 0, (done.returncode, done.stdout, done.stderr)
+    return done.stdout
+
+
+def test_a_tick_does_not_end_the_program_that_is_executed():
+    """What is pending at exec is pending in the new program, which has no handler."""
+    program = """
+left = int(sys.argv[1])
+profiler = nativeprof.Profiler(rate=10_000)
+profiler.start()
+spin(0.02)
+if left:
+    os.execv(sys.executable, [sys.executable, "-c", sys.argv[2], str(left - 1), sys.argv[2]])
+profiler.stop()
+"""
+    run_fast(program, "10", FAST + program)
+
+
+def test_a_forked_child_has_neither_ticks_nor_their_descriptors():
+    program = """
+profiler = nativeprof.Profiler(rate=2000)
+profiler.start()
+threads = [threading.Thread(target=spin, args=(0.3,)) for _ in range(4)]
+for thread in threads:
+    thread.start()
+spin(0.1)
+child = os.fork()
+if child == 0:
+    assert events() == 0
+    # Its own recording is as any other.
+    with nativeprof.Profiler(rate=2000) as own:
+        spin(0.2)
+    assert own.profile.stats["taken"] > 0
+    os._exit(events())
+for thread in threads:
+    thread.join()
+_, status = os.waitpid(child, 0)
+assert profiler.stop().stats["taken"] > 10
+assert events() == 0
+sys.exit(status)
+"""
+    run_fast(program)
+
+
+def test_half_of_the_descriptors_are_left_for_the_program():
+    program = """
+end = threading.Event()
+def until_end():
+    while not end.is_set():
+        spin(0.001)
+threads = [threading.Thread(target=until_end, daemon=True) for _ in range(100)]
+for thread in threads:
+    thread.start()
+limit = 2 * (descriptors() + 70)
+resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
+for mode in ("cpu", "wall"):
+    with nativeprof.Profiler(rate=1000, mode=mode) as profiler:
+        time.sleep(0.7)
+        # Files of the interpreter and its libraries are open, too.
+        assert descriptors() < limit // 2 + 10, (descriptors(), limit)
+    stats = profiler.profile.stats
+    assert mode == "wall" or stats["expected"] == stats["taken"] + stats["lost"], stats
+assert events() == 0
+end.set()
+"""
+    run_fast(program)
+
+
+def test_a_handler_that_replaces_that_of_the_ticks_costs_samples_only():
+    program = """
+import signal
+with nativeprof.Profiler(rate=1000) as profiler:
+    spin(0.1)
+    signal.signal(signal.SIGURG, lambda *_: None)
+    spin(0.5)
+stats = profiler.profile.stats
+assert stats["taken"] >= 20, stats
+# With a handler of the program's from the beginning, the rate is limited; it is said once.
+with warnings.catch_warnings(record=True) as said:
+    warnings.simplefilter("default")
+    with nativeprof.Profiler(rate=5000) as profiler:
+        spin(0.1)
+[limitation] = [str(w.message) for w in said]
+rate = profiler.profile.stats["rate"]
+assert rate <= 1000 and f"rate={rate}" in limitation, limitation
+warnings.simplefilter("error")
+try:
+    nativeprof.Profiler(rate=5000).start()
+except RuntimeWarning:
+    with nativeprof.Profiler():
+        pass
+else:
+    sys.exit("no warning")
+"""
+    run_fast(program)
 
 
 @repeated

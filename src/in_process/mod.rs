@@ -20,7 +20,7 @@ pub mod thread_stack;
 /// Parameters of a recording.
 #[derive(Clone, Debug)]
 pub struct ProfilerConfig {
-    /// Samples per second, per thread.
+    /// Samples per second, per thread; [`Recorder::limitation`] says whether there are fewer.
     pub rate: u64,
     pub clock: SamplingClock,
     /// `pthread_self` (Python's `get_ident`) of the only threads to sample; `None`: all.
@@ -45,6 +45,7 @@ pub struct Recorder {
     commands: Sender<RecorderCommand>,
     thread: Option<JoinHandle<()>>,
     generation: u32,
+    limitation: Option<Error>,
 }
 
 impl Recorder {
@@ -52,9 +53,13 @@ impl Recorder {
     ///
     /// # Errors
     /// `Unsupported`: there is one already, or this process cannot sample itself. `Usage`: a rate of 0.
-    pub fn start(config: ProfilerConfig) -> Result<Recorder> {
+    pub fn start(mut config: ProfilerConfig) -> Result<Recorder> {
         if config.rate == 0 {
             return Err(Error::new(ErrorKind::Usage, "the rate must be at least 1 Hz").hint("rate=100"));
+        }
+        let mut limitation = None;
+        if config.clock == SamplingClock::Cpu {
+            (config.rate, limitation) = signal::possible_rate(config.rate);
         }
         let generation = threads::generation();
         let (commands, received) = channel();
@@ -76,7 +81,13 @@ impl Recorder {
             commands,
             thread: Some(thread),
             generation,
+            limitation,
         })
+    }
+
+    /// Why there are fewer samples per second than requested; `None`: there are not.
+    pub fn limitation(&self) -> Option<&Error> {
+        self.limitation.as_ref()
     }
 
     /// Whether it was started in this process and not in one that this was forked from.

@@ -23,6 +23,16 @@ fn clock(id: libc::clockid_t) -> u64 {
     read_clock(id).unwrap_or(0)
 }
 
+/// How often the kernel's clock ticks (CONFIG_HZ), per second: the coarse clock advances with each tick.
+pub fn tick_rate() -> u64 {
+    let mut t = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: `t` is a valid pointer for the result.
+    let r = unsafe { libc::clock_getres(libc::CLOCK_MONOTONIC_COARSE, &mut t) };
+    let tick = if r == 0 && t.tv_sec == 0 { t.tv_nsec as u64 } else { 0 };
+    // The kernel rounds the length of a tick down. 100 is the least of its choices.
+    1_000_000_000u64.checked_div(tick).unwrap_or(100).max(1)
+}
+
 /// Time on a clock, ns; `None` if there is no such clock (any more).
 pub fn read_clock(id: libc::clockid_t) -> Option<u64> {
     let mut t = libc::timespec { tv_sec: 0, tv_nsec: 0 };

@@ -7,6 +7,8 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use super::check;
@@ -65,6 +67,79 @@ pub fn file_limit() -> usize {
     }
 }
 
+/// Whether half of the descriptors that this process may have open are in use, by the number of the one opened last.
+pub fn are_scarce(last: BorrowedFd<'_>) -> bool {
+    last.as_raw_fd().try_into().unwrap_or(usize::MAX) >= file_limit() / 2
+}
+
+/// A descriptor of this process alone: a child closes it when it is forked, as it does at exec those that are close-on-exec.
+#[derive(Debug)]
+pub struct ClosedAtFork(OwnedFd);
+
+/// Descriptors from this number on cannot be [`ClosedAtFork`].
+const MAX_CLOSED_AT_FORK: usize = 1 << 16;
+/// A bit by descriptor: is it closed at a fork?
+static CLOSED_AT_FORK: [AtomicU64; MAX_CLOSED_AT_FORK / 64] = [const { AtomicU64::new(0) }; MAX_CLOSED_AT_FORK / 64];
+
+impl ClosedAtFork {
+    /// `None`: its number is too high; it is closed.
+    pub fn new(fd: OwnedFd) -> Option<ClosedAtFork> {
+        static REGISTERED: OnceLock<()> = OnceLock::new();
+        extern "C" fn after_fork() {
+            for (i, word) in CLOSED_AT_FORK.iter().enumerate() {
+                let mut bits = word.swap(0, Ordering::Relaxed);
+                while bits != 0 {
+                    // SAFETY: an integer only; whatever owned the descriptor runs in the parent alone.
+                    unsafe { libc::close((64 * i) as i32 + bits.trailing_zeros() as i32) };
+                    bits &= bits - 1;
+                }
+            }
+        }
+        REGISTERED.get_or_init(|| {
+            // SAFETY: the function changes atomic numbers and closes descriptors, which a forked child may do.
+            unsafe { libc::pthread_atfork(None, None, Some(after_fork)) };
+        });
+        let (word, bit) = place(fd.as_raw_fd())?;
+        word.fetch_or(bit, Ordering::Relaxed);
+        Some(ClosedAtFork(fd))
+    }
+
+    /// Whether a descriptor is one of these. For signal handlers too.
+    pub fn is(fd: i32) -> bool {
+        place(fd).is_some_and(|(word, bit)| word.load(Ordering::Relaxed) & bit != 0)
+    }
+
+    /// Forgets the descriptor: the program has closed it, and its number may be that of another file.
+    pub fn forget(self) {
+        self.unregister();
+        std::mem::forget(self);
+    }
+
+    fn unregister(&self) {
+        if let Some((word, bit)) = place(self.0.as_raw_fd()) {
+            word.fetch_and(!bit, Ordering::Relaxed);
+        }
+    }
+}
+
+/// Where the bit of a descriptor is.
+fn place(fd: i32) -> Option<(&'static AtomicU64, u64)> {
+    let fd = usize::try_from(fd).ok()?;
+    Some((CLOSED_AT_FORK.get(fd / 64)?, 1 << (fd % 64)))
+}
+
+impl Drop for ClosedAtFork {
+    fn drop(&mut self) {
+        self.unregister();
+    }
+}
+
+impl AsFd for ClosedAtFork {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
 /// Opens a file for reading as if `directory` were the root: neither links nor `..` lead out of it (openat2(2), Linux
 /// 5.6).
 pub fn open_in_root(directory: BorrowedFd<'_>, path: &Path, flags: i32) -> io::Result<File> {
@@ -119,4 +194,38 @@ pub fn pipe() -> io::Result<(File, File)> {
     check(unsafe { libc::pipe2(fds.as_mut_ptr(), libc::O_CLOEXEC) }.into())?;
     // SAFETY: both are ours alone.
     Ok(unsafe { (File::from_raw_fd(fds[0]), File::from_raw_fd(fds[1])) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_forked_child_closes_what_is_not_for_it() {
+        let open = || OwnedFd::from(File::open("/dev/null").expect("a file"));
+        let (kept, closed) = (open(), ClosedAtFork::new(open()).expect("a low number"));
+        let (fd, other) = (closed.as_fd().as_raw_fd(), kept.as_raw_fd());
+        assert!(ClosedAtFork::is(fd) && !ClosedAtFork::is(other));
+        let is_open = |fd| {
+            // SAFETY: integers only.
+            unsafe { libc::fcntl(fd, libc::F_GETFD) >= 0 }
+        };
+        // SAFETY: the child makes system calls only, and ends.
+        let code = unsafe {
+            let child = libc::fork();
+            if child == 0 {
+                libc::_exit(i32::from(is_open(fd)) | i32::from(!is_open(other)) << 1);
+            }
+            let mut status = 0;
+            assert_eq!(libc::waitpid(child, &raw mut status, 0), child);
+            libc::WEXITSTATUS(status)
+        };
+        assert_eq!(code, 0);
+        assert!(is_open(fd));
+        drop(closed);
+        assert!(!ClosedAtFork::is(fd));
+        for wrong in [-1, i32::MAX, MAX_CLOSED_AT_FORK as i32] {
+            assert!(!ClosedAtFork::is(wrong));
+        }
+    }
 }

@@ -19,6 +19,12 @@ pub fn perf_event_open(attr: &mut perf::perf_event_attr, tid: i32, cpu: i32) -> 
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
+/// What ordinary users may do with perf events, kernel.perf_event_paranoid; `None`: this kernel has none.
+pub fn paranoid_level() -> Option<i32> {
+    let text = std::fs::read_to_string("/proc/sys/kernel/perf_event_paranoid").ok()?;
+    text.trim().parse().ok()
+}
+
 fn perf_ioctl(fd: BorrowedFd<'_>, request: u32, arg: u64) -> io::Result<()> {
     // SAFETY: perf ioctls used here take an integer argument, no pointer.
     check(unsafe { libc::ioctl(fd.as_raw_fd(), request as libc::Ioctl, arg) }.into()).map(drop)
@@ -65,6 +71,22 @@ pub fn perf_enable(event: BorrowedFd<'_>) -> io::Result<()> {
 
 pub fn perf_disable(event: BorrowedFd<'_>) -> io::Result<()> {
     perf_ioctl(event, perf::DISABLE, 0)
+}
+
+/// Enables an event for one tick more; it is disabled at that tick.
+pub fn perf_enable_once(event: BorrowedFd<'_>) -> io::Result<()> {
+    perf_ioctl(event, perf::REFRESH, 1)
+}
+
+/// The kernel's number of an event, which no other one has.
+///
+/// # Errors
+/// ENOTTY, EBADF: the descriptor is not (any more) that of an event.
+pub fn perf_event_number(event: BorrowedFd<'_>) -> io::Result<u64> {
+    let mut number = 0u64;
+    // SAFETY: the kernel writes one u64 at the address.
+    check(unsafe { libc::ioctl(event.as_raw_fd(), perf::ID as libc::Ioctl, &raw mut number) }.into())?;
+    Ok(number)
 }
 
 /// The count of an event.

@@ -7,14 +7,22 @@
 
 use std::arch::asm;
 use std::io;
+use std::os::fd::BorrowedFd;
 
 use super::slot_pool::SlotPool;
+use super::tick_timer::EVENT_SIGNAL;
 #[cfg(target_arch = "aarch64")]
 use crate::arch::RA;
 use crate::arch::{CALLEE_SAVED, Regs, SP, SignalRegs};
 use crate::event::Pid;
 use crate::sys;
+use crate::sys::files::ClosedAtFork;
 use crate::sys::threads;
+
+/// Codes of signals of a descriptor: the next tick of a perf event, and the last one that was enabled
+/// (include/uapi/asm-generic/siginfo.h, Linux 6.18).
+const POLL_IN: i32 = 1;
+const POLL_HUP: i32 = 6;
 
 /// Runs `work` on another stack, which must be large enough for it: at least 16 KB.
 pub fn on_stack(stack: &mut [u8], work: &mut dyn FnMut()) {
@@ -136,15 +144,25 @@ extern "C" fn on_signal(signal: i32, info: *mut libc::siginfo_t, context: *mut l
         let before = *errno;
         let pool = SlotPool::current();
         let info = *info.cast::<threads::SigInfo>();
-        let (by_us, overrun) = match info.code {
-            libc::SI_TIMER => (true, info.uid.into()),
-            libc::SI_QUEUE => (pool.is_some_and(|p| info.pid as Pid == p.pid()), 0),
-            _ => (false, 0),
-        };
-        if let Some(pool) = pool.filter(|_| by_us) {
+        // What is to be sampled, and how many ticks were not delivered.
+        let ours = pool.and_then(|pool| match info.code {
+            libc::SI_TIMER => Some((pool, info.value, info.uid.into())),
+            libc::SI_QUEUE => (info.pid as Pid == pool.pid()).then_some((pool, info.value, 0)),
+            POLL_IN | POLL_HUP => {
+                let fd = info.value as i32;
+                let is_tick = signal == EVENT_SIGNAL && ClosedAtFork::is(fd);
+                if is_tick && info.code == POLL_HUP {
+                    // It is open, or the calls fail.
+                    pool.tick_on(BorrowedFd::borrow_raw(fd));
+                }
+                is_tick.then(|| (pool, pool.recording(), 0))
+            }
+            _ => None,
+        });
+        if let Some((pool, value, overrun)) = ours {
             let context = &mut *context.cast::<libc::ucontext_t>();
             let mut regs = SignalRegs::from_context(&context.uc_mcontext);
-            pool.handle(info.value, overrun, regs.regs());
+            pool.handle(value, overrun, regs.regs());
             // The program must not notice that it is sampled: a system call that we have interrupted is restarted,
             // unless another signal is involved.
             let read = |at: u64, into: &mut [u8]| sys::memory::read_memory(pool.pid(), at, into) == into.len();
@@ -158,30 +176,41 @@ extern "C" fn on_signal(signal: i32, info: *mut libc::siginfo_t, context: *mut l
 
 /// Installs the handler for the highest unused real-time signal and returns its number; in a process forked from one
 /// with the handler, that signal's.
+///
+/// # Errors
+/// All have handlers.
 pub fn install() -> io::Result<i32> {
     // The last one is what debuggers and other programs use first.
-    for signal in (libc::SIGRTMIN()..libc::SIGRTMAX()).rev() {
-        // SAFETY: the structures are zeroed before they are filled and live as long as the calls; the handler stays for
-        // as long as the process does.
-        unsafe {
-            let mut old: libc::sigaction = std::mem::zeroed();
-            libc::sigaction(signal, std::ptr::null(), &mut old);
-            if old.sa_sigaction == on_signal as *const () as usize {
-                return Ok(signal);
-            }
-            if old.sa_sigaction != libc::SIG_DFL {
-                continue;
-            }
-            let mut action: libc::sigaction = std::mem::zeroed();
-            action.sa_sigaction = on_signal as *const () as usize;
-            action.sa_flags = libc::SA_SIGINFO | libc::SA_RESTART | libc::SA_ONSTACK;
-            action.sa_mask = threads::all_but_faults();
-            if libc::sigaction(signal, &action, std::ptr::null_mut()) == 0 {
-                return Ok(signal);
-            }
+    let mut signals = (libc::SIGRTMIN()..libc::SIGRTMAX()).rev();
+    let free = signals.find(|signal| install_for(*signal).is_ok());
+    free.ok_or_else(|| io::ErrorKind::AddrInUse.into())
+}
+
+/// Installs the handler for a signal, unless it is installed.
+///
+/// # Errors
+/// It has another handler, or is ignored.
+pub fn install_for(signal: i32) -> io::Result<()> {
+    // SAFETY: the structures are zeroed before they are filled and live as long as the calls; the handler stays for as long as
+    // the process does.
+    unsafe {
+        let mut old: libc::sigaction = std::mem::zeroed();
+        libc::sigaction(signal, std::ptr::null(), &mut old);
+        if old.sa_sigaction == on_signal as *const () as usize {
+            return Ok(());
+        }
+        if old.sa_sigaction != libc::SIG_DFL {
+            return Err(io::ErrorKind::AddrInUse.into());
+        }
+        let mut action: libc::sigaction = std::mem::zeroed();
+        action.sa_sigaction = on_signal as *const () as usize;
+        action.sa_flags = libc::SA_SIGINFO | libc::SA_RESTART | libc::SA_ONSTACK;
+        action.sa_mask = threads::all_but_faults();
+        match libc::sigaction(signal, &action, std::ptr::null_mut()) {
+            0 => Ok(()),
+            _ => Err(io::Error::last_os_error()),
         }
     }
-    Err(io::ErrorKind::AddrInUse.into())
 }
 
 /// Discards what is pending of the signal in all threads, blocked or not: setting a signal to be ignored does that

@@ -26,11 +26,14 @@ mod sampled_thread;
 mod sleeping;
 mod slot;
 mod slot_pool;
+mod tick_timer;
 
 use sampled_thread::SampledThread;
 use sleeping::{ThreadActivity, ThreadProcFiles};
 use slot::CopyOptions;
 use slot_pool::SlotPool;
+pub use tick_timer::possible_rate;
+use tick_timer::{EVENT_SIGNAL, TickEvent, TickTimer, needs_events};
 
 /// Longest time between two polls of the samples: bounds how old a code object may be when its name is read.
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
@@ -49,7 +52,7 @@ const ATTEMPTS: usize = 3;
 /// The clock that triggers samples.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SamplingClock {
-    /// Each thread's CPU time. The kernel checks it at its own clock ticks, some 250 times a second.
+    /// Each thread's CPU time. How often it can be sampled says [`possible_rate`].
     Cpu,
     /// Wall-clock time, also of sleeping threads.
     Wall,
@@ -75,6 +78,8 @@ pub struct SignalBackend {
     /// Number of the recording; 0 before the start and after the end.
     number: u64,
     began: u64,
+    /// Perf events make the ticks of CPU time, for threads that can have one.
+    with_events: bool,
     threads: FxHashMap<Tid, SampledThread>,
     mappings: MappingTracker,
     library_loads: u64,
@@ -100,7 +105,9 @@ impl SignalBackend {
     pub fn new(options: SignalOptions, walk: WalkFn) -> Result<SignalBackend> {
         let pool = pool(walk)?;
         let now = Instant::now();
+        let is_fast = options.clock == SamplingClock::Cpu && needs_events(options.rate);
         Ok(SignalBackend {
+            with_events: is_fast && handler::install_for(EVENT_SIGNAL).is_ok(),
             options,
             pool,
             pid: std::process::id(),
@@ -155,7 +162,7 @@ impl SignalBackend {
                 std::thread::sleep(FIRST_READS_INTERVAL);
             }
             for (tid, _, _, t) in &mut new {
-                t.readiness(*tid, self.pool.signal());
+                t.readiness(*tid, self.tick_signal());
             }
         }
         for (tid, thread_pointer, used, t) in new {
@@ -194,7 +201,7 @@ impl SignalBackend {
             self.lost += used.saturating_sub(due) / period;
             (t.first_tick, t.arrived_at) = (used + first, used);
             if t.unblocked_reads.is_none() {
-                t.timer = threads::CpuTimer::new(tid, self.pool.signal(), self.number).ok();
+                t.timer = self.timer(tid);
             }
             match &t.timer {
                 Some(timer) => timer.set(first, period),
@@ -204,6 +211,28 @@ impl SignalBackend {
             }
         }
         self.threads.insert(tid, t);
+    }
+
+    /// The signal that most threads get at the ticks of their CPU time.
+    fn tick_signal(&self) -> i32 {
+        if self.with_events {
+            EVENT_SIGNAL
+        } else {
+            self.pool.signal()
+        }
+    }
+
+    /// A timer of a thread's CPU time. `None`: it has exited, or there are too many.
+    fn timer(&self, tid: Tid) -> Option<TickTimer> {
+        let event = if self.with_events {
+            TickEvent::new(tid, self.period()).ok()
+        } else {
+            None
+        };
+        // Else it ticks more rarely, and the samples that it misses are counted.
+        event
+            .map(TickTimer::Event)
+            .or_else(|| TickTimer::new(tid, self.pool.signal(), self.number).ok())
     }
 
     /// Samples all threads, on the wall clock.
@@ -274,6 +303,7 @@ impl SignalBackend {
                 break;
             }
             self.lost += u64::from(!sent);
+            t.spare_descriptors();
         }
     }
 
@@ -368,6 +398,7 @@ impl Backend for SignalBackend {
 
     fn event(&self) -> &str {
         match self.options.clock {
+            SamplingClock::Cpu if self.with_events => "task-clock",
             SamplingClock::Cpu => "cpu-time",
             SamplingClock::Wall => "wall-clock",
         }
@@ -400,7 +431,7 @@ impl Backend for SignalBackend {
 
     fn start(&mut self) -> Result<()> {
         self.current_tid = sys::process::current_tid() as Tid;
-        self.number = self.pool.begin(self.options.native).ok_or_else(|| {
+        self.number = self.pool.begin(self.options.native, self.period()).ok_or_else(|| {
             Error::new(ErrorKind::Unsupported, "this process is already being sampled")
                 .why("only one recording at a time is possible in a process")
                 .hint("stop the other recording first")

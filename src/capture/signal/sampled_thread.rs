@@ -1,15 +1,17 @@
 //! A thread that is sampled: whether it may be signaled, and how many of its samples are missing.
 
 use std::fs::File;
+use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 use super::SignalBackend;
 use super::handler;
 use super::sleeping::{ThreadActivity, ThreadProcFiles};
+use super::tick_timer::{EVENT_SIGNAL, TickTimer};
 use crate::arch::wait_kind;
 use crate::event::{Sample, Tid, WaitKind};
+use crate::sys::files::are_scarce;
 use crate::sys::procfs::SignalReadiness;
-use crate::sys::threads;
 
 /// A thread that was seen to block our signal is signaled again when it was not seen to so often, with this time in between. It
 /// would stay pending, and the next `sigwait` or `signalfd` for all signals would return it to the program; and while a thread is
@@ -23,7 +25,7 @@ const ARRIVAL_TIME: u64 = 20_000_000;
 #[derive(Default)]
 pub(super) struct SampledThread {
     pub thread_pointer: Option<u64>,
-    pub timer: Option<threads::CpuTimer>,
+    pub timer: Option<TickTimer>,
     /// CPU time when sampling began, and when last read.
     pub began: u64,
     pub used: u64,
@@ -53,12 +55,14 @@ impl SampledThread {
             .status
             .as_ref()
             .and_then(|file| SignalReadiness::read(file, signal));
+        let waits = self.waits_for_signals(tid);
+        self.spare_descriptors();
         // It has exited: there is nothing to signal.
         let mut readiness = read.unwrap_or(SignalReadiness {
             runs: false,
             blocks: false,
         });
-        if readiness.blocks || self.waits_for_signals(tid) {
+        if readiness.blocks || waits {
             self.unblocked_reads = Some(0);
         } else if let Some(reads) = &mut self.unblocked_reads
             && self.read_at.is_none_or(|at| at.elapsed() > READ_INTERVAL)
@@ -72,6 +76,12 @@ impl SampledThread {
         self.read_at = Some(Instant::now());
         readiness.blocks = self.unblocked_reads.is_some();
         readiness
+    }
+
+    /// Closes the files of the thread if the program needs the descriptors more: they are opened again for each reading then.
+    pub fn spare_descriptors(&mut self) {
+        self.status.take_if(|file| are_scarce(file.as_fd()));
+        self.files.take_if(|files| files.are_scarce());
     }
 
     /// Does it sleep until it gets a signal?
@@ -102,28 +112,46 @@ impl SampledThread {
 }
 
 impl SignalBackend {
-    /// Stops the timers of threads that have begun to block our signal, and starts those of threads that no longer do.
+    /// Stops the timers of threads that have begun to block their signal, and starts those of threads that no longer do.
     pub(super) fn check_timers(&mut self) {
-        let (period, signal, mut pending) = (self.period(), self.pool.signal(), false);
-        for (tid, t) in &mut self.threads {
-            if t.timer.is_some() {
-                let late = t.used.saturating_sub(t.arrived_at.max(t.first_tick));
-                if late > 2 * period + ARRIVAL_TIME && t.readiness(*tid, signal).blocks {
-                    t.timer = None;
-                    pending = true;
+        let (period, mut pending) = (self.period(), Vec::new());
+        if self.with_events && !handler::is_installed(EVENT_SIGNAL) {
+            // The program has its own handler now. Timers are made below.
+            self.with_events = false;
+            let is_event = |t: &&mut SampledThread| matches!(t.timer, Some(TickTimer::Event(_)));
+            self.threads.values_mut().filter(is_event).for_each(|t| t.timer = None);
+        }
+        let mut threads = std::mem::take(&mut self.threads);
+        for (tid, t) in &mut threads {
+            let next = match t.used.checked_sub(t.first_tick) {
+                Some(passed) => period - passed % period,
+                None => t.first_tick - t.used,
+            };
+            if let Some(timer) = &t.timer {
+                let (late, signal) = (t.used.saturating_sub(t.arrived_at.max(t.first_tick)), timer.signal());
+                if late <= 2 * period + ARRIVAL_TIME {
+                    continue;
                 }
-            } else if t.used > t.arrived_at && !t.readiness(*tid, signal).blocks {
+                if t.readiness(*tid, signal).blocks {
+                    t.timer = None;
+                    pending.push(signal);
+                } else if let Some(timer) = &t.timer {
+                    // Ticks went astray, and an event waits for the one that did.
+                    timer.set(next, period);
+                    t.arrived_at = t.used;
+                }
+            } else if t.used > t.arrived_at && !t.readiness(*tid, self.tick_signal()).blocks {
                 t.arrived_at = t.used;
-                t.timer = threads::CpuTimer::new(*tid, signal, self.number).ok();
+                t.timer = self.timer(*tid);
                 if let Some(timer) = &t.timer {
-                    let passed = t.used.saturating_sub(t.first_tick) % period;
-                    timer.set(period - passed, period);
+                    timer.set(next, period);
                 }
             }
         }
-        if pending {
-            handler::discard_pending(signal);
-        }
+        self.threads = threads;
+        pending.sort_unstable();
+        pending.dedup();
+        pending.into_iter().for_each(handler::discard_pending);
     }
 }
 

@@ -4,9 +4,11 @@
 //! has run since.
 
 use std::fs::File;
+use std::os::fd::AsFd;
 
 use crate::arch::Regs;
 use crate::event::Tid;
+use crate::sys::files::are_scarce;
 use crate::sys::procfs;
 use crate::sys::procfs::{BlockedAt, SchedStat};
 
@@ -65,6 +67,11 @@ impl ThreadProcFiles {
         };
         // Without this count (CONFIG_SCHED_INFO) it could not be verified that the thread has not run.
         files.runs().filter(|n| *n > 0).is_some().then_some(files)
+    }
+
+    /// Whether the process needs the descriptors more.
+    pub fn are_scarce(&self) -> bool {
+        are_scarce(self.runs.as_fd())
     }
 
     pub fn activity(&self) -> ThreadActivity {

@@ -9,6 +9,7 @@
 
 use std::cell::UnsafeCell;
 use std::io;
+use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use super::handler;
@@ -20,6 +21,7 @@ use crate::cpython_layout::TargetLayout;
 use crate::event::{CodeCopy, Pid, Sample, Tid};
 use crate::limits::{MAX_STACK, MAX_STACKS};
 use crate::sys;
+use crate::sys::perf::{perf_enable, perf_set_period};
 use crate::sys::procfs;
 use crate::sys::threads;
 
@@ -67,6 +69,8 @@ pub struct SlotPool {
     recording: AtomicU64,
     /// Whether it copies stacks.
     with_stack: AtomicBool,
+    /// CPU time between two ticks of its perf events, ns.
+    tick_period: AtomicU64,
     /// Samples that found no free slot, and timer overruns.
     lost: AtomicU64,
     /// Changes when a sample should be fetched now.
@@ -136,6 +140,7 @@ impl SlotPool {
             active_handlers: AtomicU32::new(0),
             recording: AtomicU64::new(0),
             with_stack: AtomicBool::new(true),
+            tick_period: AtomicU64::new(0),
             lost: AtomicU64::new(0),
             ready: AtomicU32::new(0),
             prefetch: PrefetchLists::default(),
@@ -184,10 +189,24 @@ impl SlotPool {
         // Some thread makes no progress: leak a few hundred bytes rather than wait for it.
     }
 
-    /// Starts a recording: signals with the returned number make samples from now on. `None`: one is running.
-    pub fn begin(&self, stack: bool) -> Option<u64> {
+    /// The recording that takes samples; 0: none. For the handler too.
+    pub fn recording(&self) -> u64 {
+        self.recording.load(Ordering::SeqCst)
+    }
+
+    /// Makes a perf event that has ticked for the first time tick in each period. For the handler.
+    pub fn tick_on(&self, event: BorrowedFd<'_>) {
+        // If it fails no tick comes, and the recorder arms it again.
+        let _ = perf_set_period(event, self.tick_period.load(Ordering::Relaxed));
+        let _ = perf_enable(event);
+    }
+
+    /// Starts a recording: signals with the returned number make samples from now on. `period`: CPU time between two ticks of
+    /// perf events, ns. `None`: one is running.
+    pub fn begin(&self, stack: bool, period: u64) -> Option<u64> {
         let number = self.requests.fetch_add(1, Ordering::Relaxed) + 1;
         self.with_stack.store(stack, Ordering::Relaxed);
+        self.tick_period.store(period, Ordering::Relaxed);
         self.lost.store(0, Ordering::Relaxed);
         let begun = self
             .recording
@@ -374,7 +393,7 @@ impl SlotPool {
             }
             (i, number)
         } else {
-            if self.recording.load(Ordering::SeqCst) != value {
+            if value == 0 || self.recording() != value {
                 return;
             }
             self.lost.fetch_add(overrun, Ordering::Relaxed);
