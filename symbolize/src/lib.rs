@@ -15,6 +15,7 @@ mod error;
 mod frame_tables;
 mod functions;
 mod go_table;
+mod itanium;
 mod jit;
 mod jit_object;
 mod kernel;

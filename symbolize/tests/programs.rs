@@ -95,7 +95,7 @@ fn compare(path: &std::path::Path, functions: &[&str]) {
     let Some(theirs) = binutils(path, &svmas) else { return };
     for ((svma, ours), theirs) in svmas.iter().zip(ours(&mut module, &svmas)).zip(theirs) {
         // binutils keeps the suffixes of split parts, and a space between closing brackets.
-        // Parameters are removed: cpp_demangle loses the first one of constructors that are templates.
+        // binutils reads parameters from DWARF, and spells types as they are there.
         let plain = |n: &str| {
             let n = n.replace("(anonymous namespace)", "{anonymous}").replace("> >", ">>");
             symbolize::demangle(n.split([' ', '(']).next().unwrap_or(&n)).into_owned()
