@@ -386,6 +386,9 @@ fn missing_text(s: &SymbolSources) -> String {
         missing.extend(s.searched.first().map(|path| format!("no {}", path.display())));
     }
     missing.extend(s.refused.iter().cloned());
+    if s.cython_lines_missing {
+        missing.push("no lines of .pyx files: build with -g and cythonize(..., emit_linenums=True)".into());
+    }
     missing.join("; ")
 }
 

@@ -374,6 +374,14 @@ impl Elf {
         section.and_then(|s| self.raw_data(s).ok()).unwrap_or_default()
     }
 
+    /// When the file was written last; `None` for an image in memory.
+    pub fn modified(&self) -> Option<std::time::SystemTime> {
+        match &self.input {
+            FileBytes::File { file, .. } => file.metadata().ok()?.modified().ok(),
+            FileBytes::Bytes(_) => None,
+        }
+    }
+
     /// Whether this file has DWARF entries, according to its headers.
     pub fn has_dwarf(&self) -> bool {
         let info = self.section(".debug_info").or(self.section(".zdebug_info"));

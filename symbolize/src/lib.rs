@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]
 
+mod cython;
 mod data_objects;
 mod debug_info;
 mod debugfile;

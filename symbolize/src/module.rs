@@ -6,6 +6,7 @@ use std::fs::File;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use crate::cython::Cython;
 use crate::debugfile::{DebugFile, FileContext, Files, Search, mini_debug_info};
 use crate::dwarf::{Dwarf, DwarfContext, DwarfFrame, DwarfLookup};
 use crate::elf::{Elf, SHT_DYNSYM, SHT_SYMTAB};
@@ -35,6 +36,7 @@ pub struct Module {
     go_table: Option<Option<GoTable>>,
     /// Names of symbols that have been looked up, by start.
     names: HashMap<u64, Name>,
+    cython: Cython,
 }
 
 enum DwarfState {
@@ -109,6 +111,8 @@ pub struct SymbolSources {
     pub searched: Vec<PathBuf>,
     /// What was found and not used, with the reason.
     pub refused: Vec<String>,
+    /// Functions that Cython made were named without their lines in the `.pyx` file.
+    pub cython_lines_missing: bool,
 }
 
 impl Module {
@@ -140,6 +144,7 @@ impl Module {
             dwarf: DwarfState::NotRead,
             go_table: None,
             names: HashMap::new(),
+            cython: Cython::default(),
         }
     }
 
@@ -173,7 +178,7 @@ impl Module {
     /// All functions at an address: the **innermost inlined function first, the real function last**. Never empty.
     ///
     /// The real function's name and extent come from `.symtab` or `.dynsym`, else from the PLT, else from DWARF, else from
-    /// Go's function table.
+    /// Go's function table. Functions that Cython made have their names and, where these are found, lines in the source.
     ///
     /// # Errors
     /// The reason why there is no name.
@@ -224,6 +229,7 @@ impl Module {
             line,
             inlined: false,
         });
+        self.cython.improve(&mut out, &self.elf, self.context.as_ref());
         Ok(out)
     }
 
@@ -315,6 +321,7 @@ impl Module {
             split_units,
             searched: self.search.searched.clone(),
             refused: self.search.refused.clone(),
+            cython_lines_missing: self.cython.lines_missing,
         }
     }
 
