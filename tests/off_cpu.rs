@@ -26,7 +26,7 @@ const ROLES: &[(&str, &str, f64)] = &[
     ("w_short", "[waiting: sleep]", 0.0),
     ("w_lock", "[waiting: lock]", 0.95), // or with its owner
     ("w_read", "[waiting: read pipe]", 0.01),
-    ("w_poll", "[waiting: poll]", 0.05),
+    ("w_poll", "[waiting: read pipe]", 0.05),
     ("w_feed", "[waiting: sleep]", 0.05),
 ];
 const SPINNERS: &[&str] = &["w_spin_one", "w_spin_two"];
@@ -431,6 +431,50 @@ fn sockets_are_named_by_their_other_end() {
             let waited = states.get(&state).copied().unwrap_or(0);
             assert_likely!(waited * 10 > states.values().sum::<u64>() * 9, "{role}: {states:?}");
             assert_likely!(waited > 0, "{role}: {states:?}\n{}", r.stderr);
+        }
+    });
+}
+
+/// What polls one descriptor, as a socket with a time-out does, waits as if it read it, wrote to it, connected or accepted.
+#[test]
+fn a_poll_of_one_descriptor_is_a_wait_for_it() {
+    let _live = live();
+    each_with_backend(pythons(), |python, backend| {
+        if backend == "ebpf" && switch_in::check().is_err() {
+            return;
+        }
+        let name = &python.name;
+        let mut program = Program::start(python.script("polled.py"));
+        let port = program.said.iter().find_map(|line| line.strip_prefix("PORT "));
+        let port = port.expect("it says so").to_string();
+        let words = ["--backend", backend, "--mode", "wall", "-r", "200", "-d", "1"];
+        let r = attach(program.pid(), &words);
+        drop(program.finish());
+        for (role, expected) in [
+            ("w_recv", format!("[waiting: read socket 127.0.0.1:{port}]")),
+            ("w_server", "[waiting: read socket 127.0.0.1]".to_string()),
+            ("w_send", format!("[waiting: write socket 127.0.0.1:{port}]")),
+            ("w_accept", format!("[waiting: accept 127.0.0.1:{port}]")),
+            // Connections that are tried again and again are not all named.
+            ("w_connect", "[waiting: connect".to_string()),
+            ("w_select", "[waiting: read pipe]".to_string()),
+            ("w_poll", "[waiting: read pipe]".to_string()),
+            ("w_two", "[waiting: poll]".to_string()),
+            ("w_epoll", "[waiting: poll]".to_string()),
+        ] {
+            let states = states(&r, role);
+            // They also wait for the GIL and for a CPU.
+            let waits = states
+                .iter()
+                .filter(|(state, _)| !OTHER_STATES.contains(&state.as_str()) && !state.is_empty());
+            let all: u64 = waits.map(|(_, time)| time).sum();
+            let waits = states.iter().filter(|(state, _)| state.starts_with(&expected));
+            let waited: u64 = waits.map(|(_, time)| time).sum();
+            assert_likely!(
+                waited * 10 > all * 9 && all > 0,
+                "{name}, {role}: {states:?}\n{}",
+                r.stderr
+            );
         }
     });
 }

@@ -141,6 +141,10 @@ pub const FIRST_ARGUMENT: usize = 0;
 /// DWARF number of the register that holds the second one.
 pub const SECOND_ARGUMENT: usize = 1;
 
+/// `ppoll`, which is given a list of descriptors; `pselect6`, which is given sets of them.
+pub const POLLS: &[u64] = &[73];
+pub const SELECTS: &[u64] = &[72];
+
 /// What a thread waits for that is blocked in this system call (include/uapi/asm-generic/unistd.h, Linux 6.18).
 pub fn wait_kind(system_call: u16, regs: &Regs) -> WaitKind {
     let none = |register| regs.get(register) == Some(0);

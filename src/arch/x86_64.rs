@@ -132,6 +132,10 @@ pub const FIRST_ARGUMENT: usize = 5;
 /// DWARF number of the register that holds the second one (rsi).
 pub const SECOND_ARGUMENT: usize = 4;
 
+/// `poll` and `ppoll`, which are given a list of descriptors; `select` and `pselect6`, which are given sets of them.
+pub const POLLS: &[u64] = &[7, 271];
+pub const SELECTS: &[u64] = &[23, 270];
+
 /// What a thread waits for that is blocked in this system call (arch/x86/entry/syscalls/syscall_64.tbl, Linux 6.18).
 pub fn wait_kind(system_call: u16, regs: &Regs) -> WaitKind {
     let none = |register| regs.get(register) == Some(0);

@@ -12,8 +12,8 @@ mod states;
 
 pub use code_copies::{CodeCopy, Copies, Part, RUNNING_TASK};
 pub use states::{
-    AwaitKind, Descriptor, FutexId, Holder, InterruptKind, SocketId, Suspension, ThreadState, TimeSpent, WaitKind,
-    WakeUp,
+    AwaitKind, Descriptor, FutexId, Holder, InterruptKind, Polled, SocketId, Suspension, ThreadState, TimeSpent,
+    WaitKind, WakeUp,
 };
 
 pub use crate::profile::model::{Pid, Tid};
@@ -219,6 +219,8 @@ pub struct Sample {
     pub holds_lock: bool,
     /// Number of the system call that the thread is in; in samples with [`TimeSpent::blocked`].
     pub system_call: Option<u16>,
+    /// What it polls there, if that is one descriptor.
+    pub polled: Option<Polled>,
     /// The thread was stopped or frozen; in samples with [`TimeSpent::blocked`].
     pub suspended: Option<Suspension>,
     /// Which spans are active in the thread.

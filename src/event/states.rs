@@ -180,6 +180,50 @@ pub enum Descriptor {
     Unknown,
 }
 
+/// The only descriptor of a `poll` or `select`, as it was given to the call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Polled {
+    pub descriptor: u32,
+    /// As in `struct pollfd` (include/uapi/asm-generic/poll.h, Linux 6.18).
+    pub events: u16,
+}
+
+impl Polled {
+    pub(crate) const IN: u16 = 0x1;
+    pub(crate) const PRIORITY: u16 = 0x2;
+    pub(crate) const OUT: u16 = 0x4;
+    const ERROR: u16 = 0x8;
+    /// Of the bands of System V, which Linux treats as the first ones.
+    const READ_NORMAL: u16 = 0x40;
+    const WRITE_NORMAL: u16 = 0x100;
+
+    /// From the first word of a `struct pollfd`; the events found last, in its highest bits, do not count. `None`: it waits for
+    /// nothing, or has a negative descriptor, which the kernel ignores.
+    pub fn from_word(word: u64) -> Option<Polled> {
+        let (descriptor, events) = (word as u32, (word >> 32) as u16);
+        (events != 0 && descriptor <= i32::MAX as u32).then_some(Polled { descriptor, events })
+    }
+
+    /// The wait for such a descriptor: a read, a write, or, of a socket, that it is connected. `None`: it is more than one
+    /// of them, or another one.
+    ///
+    /// Who connects also waits for the error: so do CPython (`internal_connect`, Modules/socketmodule.c, 3.15) and libpq
+    /// (`pqConnectDBComplete`, fe-connect.c, PostgreSQL 17), which both wait for a write in other ways.
+    pub fn wait_kind(self, descriptor: Descriptor) -> Option<WaitKind> {
+        let waits_for = |events| self.events & events != 0;
+        let can_be_socket = matches!(descriptor, Descriptor::Socket | Descriptor::Unknown);
+        match (
+            waits_for(Polled::IN | Polled::READ_NORMAL),
+            waits_for(Polled::OUT | Polled::WRITE_NORMAL),
+        ) {
+            (true, false) => Some(WaitKind::Read(descriptor)),
+            (false, true) if waits_for(Polled::ERROR) && can_be_socket => Some(WaitKind::Connect),
+            (false, true) => Some(WaitKind::Write(descriptor)),
+            _ => None,
+        }
+    }
+}
+
 /// What an interrupt that woke a thread was about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum InterruptKind {
@@ -240,4 +284,33 @@ pub struct WakeUp {
     pub holders: Vec<(Holder, u64)>,
     /// The stack is that of the waker of this thread, and represents no time. The sample of the woken thread follows.
     pub wakes: Option<Tid>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_polled_says_what_is_waited_for() {
+        use Descriptor::*;
+        for (events, descriptor, expected) in [
+            (0x1, Socket, Some("read socket")),
+            (0x1, Pipe, Some("read pipe")),
+            (0xc3, Socket, Some("read socket")), // curl
+            (0x9, Socket, Some("read socket")),  // libpq
+            (0x4, Socket, Some("write socket")),
+            (0x4, File, Some("write file")),
+            (0xc, Socket, Some("connect")),
+            (0xc, Unknown, Some("connect")), // closed since
+            (0xc, Pipe, Some("write pipe")),
+            (0x5, Socket, None),
+            (0x2, Socket, None),
+        ] {
+            let polled = Polled::from_word(u64::from(events as u16) << 32 | 3).expect("it waits for something");
+            let kind = polled.wait_kind(descriptor).map(WaitKind::label);
+            assert_eq!(kind.as_deref(), expected, "{events:x} {descriptor:?}");
+        }
+        assert_eq!(Polled::from_word(3), None);
+        assert_eq!(Polled::from_word(0x1_ffff_ffff), None);
+    }
 }

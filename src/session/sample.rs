@@ -6,7 +6,7 @@ use super::process_tasks::Runs;
 use super::processes::KnownProcess;
 use super::segment::Interval;
 use super::stacks::LastStack;
-use super::states::TimePart;
+use super::states::{TimePart, call_kind};
 use super::task_source::TaskSample;
 use super::wakers::{self, PendingWaker};
 use super::workers::{self, Job};
@@ -218,10 +218,14 @@ impl Session {
             let Some(count) = self.options.measure.count(part.state.is_none(), part.time) else {
                 continue;
             };
-            let is_shared = match part.state {
-                Some(ThreadState::Waiting(WaitKind::Poll)) => own.tasks.waits_for_tasks(s.tid, built.runs),
+            let call = match part.state {
+                Some(ThreadState::Waiting(_) | ThreadState::WaitingForSocket(..)) => Some(call_kind(s)),
+                _ => None,
+            };
+            let is_shared = match call {
+                Some(WaitKind::Poll) => own.tasks.waits_for_tasks(s.tid, built.runs),
                 // eventlet's hub sleeps where there is no file to wait for.
-                Some(ThreadState::Waiting(WaitKind::Sleep)) => built.runs == Runs::Hub,
+                Some(WaitKind::Sleep) => built.runs == Runs::Hub,
                 _ => false,
             };
             if is_shared && awaits.share_wait(&mut own.awaits, s, part.time, part.length) {

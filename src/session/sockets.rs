@@ -22,6 +22,8 @@ const REST: u64 = 50;
 const TABLES: [&str; 4] = ["tcp", "tcp6", "udp", "udp6"];
 /// `TCP_LISTEN` of the kernel (include/net/tcp_states.h).
 const LISTEN: &str = "0A";
+/// `__SO_ACCEPTCON` of the kernel (include/uapi/linux/net.h), among the flags of a Unix socket.
+const ACCEPTS: u32 = 1 << 16;
 
 /// Names of sockets, each once.
 #[derive(Default)]
@@ -56,7 +58,10 @@ enum Address {
         local: SocketAddr,
         peer: SocketAddr,
     },
-    Unix(String),
+    Unix {
+        path: String,
+        accepts: bool,
+    },
 }
 
 impl SocketNames {
@@ -101,7 +106,8 @@ impl ProcessSockets {
         Some(name)
     }
 
-    /// The other end of the socket that a thread waits for in a call of this kind, as far as known.
+    /// The other end of the socket that a thread waits for in a call of this kind, as far as known, and the kind of the wait:
+    /// what polls a socket that accepts connections, in order to read, will accept one.
     pub(super) fn named(
         &mut self,
         names: &mut SocketNames,
@@ -109,14 +115,18 @@ impl ProcessSockets {
         pid: Pid,
         kind: WaitKind,
         inode: u64,
-    ) -> Option<SocketId> {
+    ) -> Option<(WaitKind, SocketId)> {
         let (table, now) = (&mut self.table, system.now());
         if !table.sockets.contains_key(&inode) && table.next.is_none_or(|next| now >= next) {
             table.read(system, pid);
             let took = system.now().saturating_sub(now);
             table.next = Some(now + took + READ_AGAIN.max(took * REST));
         }
-        names.id(table.name(kind, inode)?)
+        let kind = match kind {
+            WaitKind::Read(_) if table.accepts(inode) => WaitKind::Accept,
+            other => other,
+        };
+        Some((kind, names.id(table.name(kind, inode)?)?))
     }
 }
 
@@ -134,8 +144,8 @@ impl SocketTable {
             }
         }
         let text = system.network_table(pid, "unix").unwrap_or_default();
-        for (inode, path) in text.lines().filter_map(unix_socket) {
-            self.add(inode, Address::Unix(path));
+        for (inode, address) in text.lines().filter_map(unix_socket) {
+            self.add(inode, address);
         }
     }
 
@@ -145,13 +155,21 @@ impl SocketTable {
         }
     }
 
+    /// Does the socket accept connections?
+    fn accepts(&self, inode: u64) -> bool {
+        matches!(
+            self.sockets.get(&inode),
+            Some(Address::Listening(_) | Address::Unix { accepts: true, .. })
+        )
+    }
+
     /// `127.0.0.1:5432`. Of an accepted connection, the address alone: each client has another port.
     fn name(&self, kind: WaitKind, inode: u64) -> Option<String> {
         match self.sockets.get(&inode)? {
             Address::Listening(local) if kind == WaitKind::Accept => Some(local.to_string()),
             Address::Connected { local, peer } if self.accepting.contains(&local.port()) => Some(peer.ip().to_string()),
             Address::Connected { peer, .. } => Some(peer.to_string()),
-            Address::Unix(path) => Some(path.clone()),
+            Address::Unix { path, .. } => Some(path.clone()),
             Address::Listening(_) => None,
         }
     }
@@ -195,11 +213,12 @@ fn address(text: &str) -> Option<SocketAddr> {
 }
 
 /// A line of `/proc/net/unix` with a path, which the socket that accepts connections has and those that it accepted.
-fn unix_socket(line: &str) -> Option<(u64, String)> {
+fn unix_socket(line: &str) -> Option<(u64, Address)> {
     let mut words = line.split_ascii_whitespace();
-    let inode = words.nth(6)?.parse().ok()?;
-    let path = words.next()?;
-    Some((inode, escape::line(path).into_owned()))
+    let accepts = u32::from_str_radix(words.nth(3)?, 16).ok()? & ACCEPTS != 0;
+    let inode = words.nth(2)?.parse().ok()?;
+    let path = escape::line(words.next()?).into_owned();
+    Some((inode, Address::Unix { path, accepts }))
 }
 
 #[cfg(test)]
@@ -239,9 +258,30 @@ mod tests {
     }
 
     #[test]
+    fn what_reads_from_a_socket_that_accepts_connections_will_accept_one() {
+        let rest = "00000000:00000000 00:00000000 00000000  1000        0 4711 1 0000000000000000 100 0 0 10 0";
+        let mut table = SocketTable::default();
+        for (line, expected) in [
+            ("00000000:1F90 00000000:0000 0A", true),
+            ("0100007F:1F90 0100007F:1538 01", false),
+        ] {
+            let (inode, address) = internet_socket(&format!("0: {line} {rest}")).expect("a socket");
+            table.add(inode, address);
+            assert_eq!(table.accepts(4711), expected);
+        }
+        assert!(!table.accepts(1));
+    }
+
+    #[test]
     fn unix_sockets_have_their_path() {
         let line = "0000000000000000: 00000003 00000000 00000000 0001 03 4712 /run/a\u{1b}b.sock";
-        assert_eq!(unix_socket(line), Some((4712, "/run/a\\x1bb.sock".into())));
+        let address = |accepts| Address::Unix {
+            path: "/run/a\\x1bb.sock".into(),
+            accepts,
+        };
+        assert_eq!(unix_socket(line), Some((4712, address(false))));
+        let accepting = line.replace("00000000 0001 03", "00010000 0001 01");
+        assert_eq!(unix_socket(&accepting), Some((4712, address(true))));
         assert_eq!(
             unix_socket("0000000000000000: 00000003 00000000 00000000 0001 03 4712"),
             None

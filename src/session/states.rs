@@ -97,8 +97,8 @@ impl States {
         let named = match object {
             WaitObject::Socket(inode) => {
                 let names = &mut self.sockets;
-                let id = process.sockets.named(names, &*files.system, s.pid, kind, inode);
-                id.map(|id| ThreadState::WaitingForSocket(kind, id))
+                let named = process.sockets.named(names, &*files.system, s.pid, kind, inode);
+                named.map(|(kind, id)| ThreadState::WaitingForSocket(kind, id))
             }
             WaitObject::Futex(address) => {
                 let id = self.futexes.at(&process.space, &files.modules, address);
@@ -110,19 +110,31 @@ impl States {
     }
 }
 
-/// The kind of a wait, and which object it was for.
-fn wait_kind(s: &Sample, process: &mut Process, files: &Files) -> (WaitKind, WaitObject) {
-    let Some(number) = s.system_call else {
-        return (WaitKind::PageFault, WaitObject::Other);
-    };
+/// The kind of a wait by the system call alone.
+pub(super) fn call_kind(s: &Sample) -> WaitKind {
     // Without registers, the arguments are not known.
     let regs = s.regs.unwrap_or(Regs::from_ip_sp(0, 0));
-    let kind = arch::wait_kind(number, &regs);
-    match (kind, regs.get(arch::FIRST_ARGUMENT)) {
+    s.system_call
+        .map_or(WaitKind::PageFault, |number| arch::wait_kind(number, &regs))
+}
+
+/// The kind of a wait, and which object it was for.
+fn wait_kind(s: &Sample, process: &mut Process, files: &Files) -> (WaitKind, WaitObject) {
+    let kind = call_kind(s);
+    let argument = s.regs.and_then(|regs| regs.get(arch::FIRST_ARGUMENT));
+    let mut descriptor = |fd| {
+        let name = process
+            .sockets
+            .descriptor(&*files.system, s.pid, fd)
+            .unwrap_or_default();
+        let object = sockets::inode(&name).map_or(WaitObject::Other, WaitObject::Socket);
+        (self::descriptor(&name), object)
+    };
+    match (kind, argument) {
         (WaitKind::Futex, Some(address)) => {
             if process.is_in_lock(&*files.system, s.time, address) {
                 (WaitKind::Gil, WaitObject::Other)
-            } else if u32::from(number) == Sysno::futex_waitv as u32 {
+            } else if s.system_call.map(u32::from) == Some(Sysno::futex_waitv as u32) {
                 // This one is given a list of futexes.
                 (kind, WaitObject::Other)
             } else {
@@ -130,15 +142,20 @@ fn wait_kind(s: &Sample, process: &mut Process, files: &Files) -> (WaitKind, Wai
             }
         }
         (WaitKind::Read(_) | WaitKind::Write(_) | WaitKind::Connect | WaitKind::Accept, Some(fd)) => {
-            let name = process.sockets.descriptor(&*files.system, s.pid, fd as u32);
-            let name = name.unwrap_or_default();
+            let (of, object) = descriptor(fd as u32);
             let kind = match kind {
-                WaitKind::Read(_) => WaitKind::Read(descriptor(&name)),
-                WaitKind::Write(_) => WaitKind::Write(descriptor(&name)),
+                WaitKind::Read(_) => WaitKind::Read(of),
+                WaitKind::Write(_) => WaitKind::Write(of),
                 other => other,
             };
-            let inode = sockets::inode(&name);
-            (kind, inode.map_or(WaitObject::Other, WaitObject::Socket))
+            (kind, object)
+        }
+        (WaitKind::Poll, _) => {
+            let polled = s.polled.and_then(|polled| {
+                let (of, object) = descriptor(polled.descriptor);
+                Some((polled.wait_kind(of)?, object))
+            });
+            polled.unwrap_or((kind, WaitObject::Other))
         }
         _ => (kind, WaitObject::Other),
     }

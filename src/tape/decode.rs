@@ -10,7 +10,8 @@ use rustc_hash::FxHashMap;
 
 use super::encode::MAGIC;
 use super::encode::{
-    HAS_DISPATCHER, HAS_SPANS, HAS_SUSPENSION, HAS_SYSTEM_CALL, HAS_TASKS, HAS_TIME_SPENT, HAS_WAKE_UP, HOLDS_LOCK,
+    HAS_DISPATCHER, HAS_POLLED, HAS_SPANS, HAS_SUSPENSION, HAS_SYSTEM_CALL, HAS_TASKS, HAS_TIME_SPENT, HAS_WAKE_UP,
+    HOLDS_LOCK,
 };
 use super::responses::{Response, SystemResponses, When};
 use super::{FIRST_VERSION, MAX_BYTES, MAX_FILE, Mark, Tape, TapeHeader, TapeOptions, VERSION};
@@ -18,7 +19,7 @@ use crate::arch::{GPRS, Regs, TAPE_CPU};
 use crate::codec::Decoder;
 use crate::error::{Error, ErrorKind, Result};
 use crate::event::{
-    CodeCopy, Dispatcher, Event, Holder, Part, Pid, RawPyFrame, RunningTask, Sample, SpanRecords, StackBytes,
+    CodeCopy, Dispatcher, Event, Holder, Part, Pid, Polled, RawPyFrame, RunningTask, Sample, SpanRecords, StackBytes,
     Suspension, Tid, TimeSpent, WakeUp, WalkStatus,
 };
 use crate::limits::{MAX_CONTEXT, MAX_SPAN};
@@ -461,7 +462,14 @@ fn add_activity(r: &mut Decoder, s: &mut Sample) -> Option<()> {
     }
     s.holds_lock = has(HOLDS_LOCK);
     if has(HAS_SYSTEM_CALL) {
-        s.system_call = Some(r.u16()?);
+        let call = r.u16()?;
+        s.system_call = Some(call & !HAS_POLLED);
+        if call & HAS_POLLED != 0 {
+            s.polled = Some(Polled {
+                descriptor: r.u32()?,
+                events: r.u16()?,
+            });
+        }
     }
     if has(HAS_SUSPENSION) {
         s.suspended = Some(match r.u8()? {

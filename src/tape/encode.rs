@@ -19,7 +19,7 @@ pub(super) const MAGIC: &[u8] = b"nativeprof tape\n";
 /// Shorter runs that equal the previous stack are stored again: a reference would take as much.
 const MIN_REPEAT: usize = 16;
 /// Bytes of an event without its lists, at most: of a sample, with the lengths of what repeats the previous stack.
-const EVENT_HEADER_SIZE: usize = 8 * GPRS + 288;
+const EVENT_HEADER_SIZE: usize = 8 * GPRS + 294;
 
 /// Parts that a sample has.
 pub(super) const HAS_TIME_SPENT: u8 = 1;
@@ -27,6 +27,8 @@ pub(super) const HAS_WAKE_UP: u8 = 1 << 1;
 pub(super) const HAS_DISPATCHER: u8 = 1 << 2;
 pub(super) const HOLDS_LOCK: u8 = 1 << 3;
 pub(super) const HAS_SYSTEM_CALL: u8 = 1 << 4;
+/// With the number of a system call, which is less: what it polls follows.
+pub(super) const HAS_POLLED: u16 = 1 << 15;
 pub(super) const HAS_SUSPENSION: u8 = 1 << 5;
 pub(super) const HAS_SPANS: u8 = 1 << 6;
 pub(super) const HAS_TASKS: u8 = 1 << 7;
@@ -304,7 +306,11 @@ impl TapeWriter {
             self.out.u8(dispatcher.is_unchanged.into());
         }
         if let Some(call) = s.system_call {
-            self.out.u16(call);
+            self.out.u16(call | if s.polled.is_some() { HAS_POLLED } else { 0 });
+            if let Some(polled) = s.polled {
+                self.out.u32(polled.descriptor);
+                self.out.u16(polled.events);
+            }
         }
         if let Some(suspended) = s.suspended {
             self.out.u8(match suspended {
@@ -438,7 +444,7 @@ fn old_byte(old: &StackBytes, base: u64, at: usize) -> Option<u8> {
 mod tests {
     use super::*;
     use crate::arch::{ALL, Regs};
-    use crate::event::{CodeCopy, Dispatcher, RawPyFrame, RunningTask};
+    use crate::event::{CodeCopy, Dispatcher, Polled, RawPyFrame, RunningTask};
 
     /// A sample with all that one can have besides a stack.
     fn with_activity() -> Sample {
@@ -472,6 +478,10 @@ mod tests {
             }),
             holds_lock: true,
             system_call: Some(202),
+            polled: Some(Polled {
+                descriptor: 18,
+                events: 19,
+            }),
             suspended: Some(Suspension::Frozen),
             spans: SpanRecords {
                 package: vec![1; 60],

@@ -7,12 +7,12 @@ use crate::cpython_layout::{
     ABSENT, RunningTasks, SpanLocation, TargetLayout, ThreadContext, ThreadStateLocation, Tls,
 };
 use crate::event::{
-    CodeCopy, Dispatcher, Holder, Part, Pid, RUNNING_TASK, RawPyFrame, Sample, SpanRecords, StackBytes, Tid, TimeSpent,
-    WakeUp, WalkStatus,
+    CodeCopy, Dispatcher, Holder, Part, Pid, Polled, RUNNING_TASK, RawPyFrame, Sample, SpanRecords, StackBytes, Tid,
+    TimeSpent, WakeUp, WalkStatus,
 };
 
 /// `HEAD` of the program.
-const HEAD: usize = 512 + 8 * (SAVED_REGS_WORDS - 21);
+const HEAD: usize = 520 + 8 * (SAVED_REGS_WORDS - 21);
 const REGS_OK: u32 = 1;
 pub(super) const MORE: u32 = 4;
 pub(super) const REST: u32 = 8;
@@ -55,6 +55,7 @@ const HOLDERS_AT: usize = HOLDER + 8;
 const MAX_HOLDERS: usize = 10;
 const THROTTLED: usize = HOLDERS_AT + 16 * MAX_HOLDERS;
 const THROTTLED_LENGTH: usize = THROTTLED + 8;
+const POLLED: usize = THROTTLED_LENGTH + 8;
 /// `THREAD_STATE` of it.
 const THREAD_STATE: u64 = 1 << 63;
 
@@ -252,6 +253,7 @@ pub fn decode(b: &[u8]) -> Option<Sample> {
             .then(|| u64_at(b, REGS + 8 * SYSTEM_CALL_WORD))
             .flatten()
             .and_then(arch::system_call),
+        polled: Polled::from_word(off_cpu(POLLED)?),
         suspended: off_cpu::suspension(flags),
         spans: SpanRecords::default(),
         tasks: Vec::new(),
@@ -433,6 +435,7 @@ pub(super) fn record_fields() -> [(&'static str, usize, Vec<RecordField>); 4] {
         ("holders.time", 8, 8),
         ("throttled", THROTTLED, 8),
         ("throttled_length", THROTTLED_LENGTH, 8),
+        ("polled", POLLED, 8),
     ];
     let code_head = vec![
         ("size", 0, 4),

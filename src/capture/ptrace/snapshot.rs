@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use super::stopped_reader::StoppedReader;
 use crate::arch::Regs;
+use crate::capture::common::polled::polled;
 use crate::capture::common::seen_code::SeenCode;
 use crate::capture::{WalkFn, take_tasks};
 use crate::cpython_layout::TargetLayout;
@@ -171,7 +172,9 @@ impl<T: Send> Snapshotter<'_, T> {
         let at = self.writable.partition_point(|(_, end)| *end <= blocked.sp);
         let memory = self.writable.get(at).filter(|(start, _)| *start <= blocked.sp);
         let end = memory.map_or(0, |(_, end)| *end);
-        let (sample, python_walk) = reader.read_thread((pid, tid), regs, target.thread_pointer, end, self.layout);
+        let (mut sample, python_walk) = reader.read_thread((pid, tid), regs, target.thread_pointer, end, self.layout);
+        let read = |at, out: &mut [u8]| sys::memory::read_memory(pid, at, out);
+        sample.polled = blocked.call.and_then(|(call, args)| polled(call, &args, read));
         let found = (self.during)(python_walk, target.thread_pointer.unwrap_or(0), false);
         let kernel = self.kernel.then(|| procfs::kernel_stack(pid, tid)).flatten();
         let after = RunSnapshot::read(pid, tid).ok_or(SnapshotError::Gone)?;

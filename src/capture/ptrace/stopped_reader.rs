@@ -223,6 +223,7 @@ impl StoppedReader {
             dispatcher: None,
             holds_lock: false,
             system_call: None,
+            polled: None,
             suspended: None,
             spans: SpanRecords::default(),
             tasks: Vec::new(),

@@ -10,6 +10,7 @@ use rustc_hash::FxHashMap;
 
 use super::common::jitter;
 use super::common::mapping_tracker::MappingTracker;
+use super::common::polled::polled;
 use super::common::rng::Rng;
 use super::{Backend, SampleCounts, WalkFn, push};
 use crate::cpython_layout::TargetLayout;
@@ -279,9 +280,12 @@ impl SignalBackend {
                     t.thread_pointer = thread_pointer;
                     let unchanged = || runs.is_some() && files.runs() == runs;
                     if let Some(thread_pointer) = thread_pointer {
+                        let memory = |at, out: &mut [u8]| sys::memory::read_memory(self.pid, at, out);
+                        let polled = polled(call.number.into(), &call.arguments, memory);
                         let read = self.pool.read(regs, *tid, thread_pointer, copy, &unchanged);
                         let Some((mut sample, codes)) = read else { continue };
                         sample.system_call = Some(call.number);
+                        sample.polled = polled;
                         sample.time_spent.blocked = period;
                         t.asleep = runs.map(|runs| (runs, Box::new(sample.clone())));
                         push(sample, codes, out);

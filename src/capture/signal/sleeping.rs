@@ -32,8 +32,7 @@ pub enum ThreadActivity {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SystemCall {
     pub number: u16,
-    /// The first two arguments.
-    arguments: [u64; 2],
+    pub arguments: [u64; 6],
     ip: u64,
     sp: u64,
 }
@@ -52,7 +51,8 @@ impl SystemCall {
     /// The registers of the thread that the kernel exposes, and that show what it waits for.
     pub fn regs(self) -> Regs {
         let mut regs = Regs::from_ip_sp(self.ip, self.sp);
-        regs.set_arguments(self.arguments);
+        let [first, second, ..] = self.arguments;
+        regs.set_arguments([first, second]);
         regs
     }
 }
@@ -87,10 +87,10 @@ impl ThreadProcFiles {
 /// One that is blocked elsewhere than in a system call counts as running: it is not read in place.
 fn activity(at: Option<BlockedAt>) -> ThreadActivity {
     let call = at.and_then(|at| {
-        let (number, [first, second, ..]) = at.call?;
+        let (number, arguments) = at.call?;
         Some(SystemCall {
             number: u16::try_from(number).ok()?,
-            arguments: [first, second],
+            arguments,
             ip: at.ip,
             sp: at.sp,
         })
@@ -106,7 +106,7 @@ mod tests {
     fn system_call_lines() {
         let asleep = ThreadActivity::Sleeps(SystemCall {
             number: 232,
-            arguments: [4, 1],
+            arguments: [4, 1, 0x400, u64::MAX, 0, 8],
             ip: 0x7f01,
             sp: 0x7ffe,
         });

@@ -131,6 +131,7 @@ impl SlotData {
             dispatcher: None,
             holds_lock: self.python_walk.holds_lock,
             system_call: None,
+            polled: None,
             tasks: Vec::new(),
             suspended: None,
             spans: self.python_walk.spans.clone(),

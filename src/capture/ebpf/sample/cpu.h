@@ -10,6 +10,8 @@
 #define CALL_NUMBER(r) ((r)->orig_rax)
 #define CALL_FIRST(r) ((r)->rdi)
 #define CALL_SECOND(r) ((r)->rsi)
+#define CALL_THIRD(r) ((r)->rdx)
+#define CALL_FOURTH(r) ((r)->r10)
 #define GENERAL_REGS 15           // at the start, the stack pointer excepted
 #define IN_USER_MODE(regs) (((regs)[17] & 0xffff & 3) == 3 && ((regs)[20] & 3) == 3) // cs, ss
 #define EVENT_IN_USER_MODE(ctx) (((ctx)->regs.cs & 3) == 3)
@@ -24,7 +26,9 @@
 #define BEGINS_WITH_ADDRESS 1     // a descriptor, with its own (glibc: tcbhead_t.tcb; musl: pthread.self)
 #define GOROUTINE(h) user_word((h)->thread_pointer - 8) // Go's `g` (runtime/asm_amd64.s, runtime/asm_arm64.s)
 #define TLS_VECTOR 8              // thread pointer -> vector of thread-local blocks
-#define FUTEX 202                 // number of the system call (arch/x86/entry/syscalls/syscall_64.tbl)
+#define FUTEX 202                 // numbers of system calls (arch/x86/entry/syscalls/syscall_64.tbl)
+#define IS_POLL(call) ((call) == 7 || (call) == 271)     // poll, ppoll
+#define IS_SELECT(call) ((call) == 23 || (call) == 270)  // select, pselect6
 #define RED_ZONE 128              // below the stack pointer; functions and their epilogues still use it
 #else
 #define REGS 36                   // x0 to x30, sp, pc, pstate, first argument, number of the system call (32 bits)
@@ -34,6 +38,8 @@
 #define CALL_NUMBER(r) (((struct user_pt_regs *)(r))->regs[8])
 #define CALL_FIRST(r) (((struct user_pt_regs *)(r))->regs[0])
 #define CALL_SECOND(r) (((struct user_pt_regs *)(r))->regs[1])
+#define CALL_THIRD(r) (((struct user_pt_regs *)(r))->regs[2])
+#define CALL_FOURTH(r) (((struct user_pt_regs *)(r))->regs[3])
 #define GENERAL_REGS 31           // at the start
 #define IN_USER_MODE(regs) (!((regs)[33] >> 32) && !((regs)[33] & 0x1f)) // pstate: EL0, 64-bit (asm/ptrace.h)
 #define EVENT_IN_USER_MODE(ctx) (!((ctx)->regs.pstate & 0x1f))
@@ -48,7 +54,9 @@
 #define BEGINS_WITH_ADDRESS 0
 #define GOROUTINE(h) ((h)->regs[28])
 #define TLS_VECTOR 0              // thread pointer -> vector of thread-local blocks
-#define FUTEX 98                  // number of the system call (include/uapi/asm-generic/unistd.h)
+#define FUTEX 98                  // numbers of system calls (include/uapi/asm-generic/unistd.h)
+#define IS_POLL(call) ((call) == 73)                     // ppoll
+#define IS_SELECT(call) ((call) == 72)                   // pselect6
 #define RED_ZONE 0
 #endif
 #define USER_END (1ULL << ADDRESS_BITS)

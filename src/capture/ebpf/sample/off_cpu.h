@@ -2,9 +2,9 @@
 //
 // Programs at context switches: the samples of threads that were off the CPU.
 
-// A system call and its first two arguments.
+// A system call and its first four arguments.
 struct system_call {
-	__u64 number, first, second;
+	__u64 number, first, second, third, fourth;
 };
 
 #ifdef LINUX_5_8
@@ -17,7 +17,7 @@ static __always_inline void user_registers(struct head *h, struct kernel_facts *
 #ifndef __TARGET_ARCH_arm64
 // The end of the user registers at the entry to the kernel, as in struct pt_regs.
 struct entry {
-	__u64 rsi, rdi, orig_rax, rip, cs, flags, rsp, ss;
+	__u64 r10, r9, r8, rax, rcx, rdx, rsi, rdi, orig_rax, rip, cs, flags, rsp, ss;
 };
 
 static __always_inline void last_call(struct kernel_facts *facts, struct system_call *call)
@@ -34,6 +34,8 @@ static __always_inline void last_call(struct kernel_facts *facts, struct system_
 	call->number = e.orig_rax;
 	call->first = e.rdi;
 	call->second = e.rsi;
+	call->third = e.rdx;
+	call->fourth = e.r10;
 }
 #else
 static __always_inline void last_call(struct kernel_facts *facts, struct system_call *call)
@@ -49,7 +51,7 @@ static __always_inline void last_call(struct kernel_facts *facts, struct system_
 		if (bpf_probe_read_kernel(&pstate, 8, &regs->pstate) || pstate >> 32 || pstate & 0x1f)
 			continue;
 		if (bpf_probe_read_kernel(&call->number, 8, &regs->regs[8]) ||
-		    bpf_probe_read_kernel(&call->first, 16, &regs->regs[0]))
+		    bpf_probe_read_kernel(&call->first, 32, &regs->regs[0]))
 			call->number = 0;
 		return;
 	}
@@ -71,16 +73,58 @@ static __always_inline void last_call(struct kernel_facts *facts, struct system_
 	call->number = CALL_NUMBER(regs);
 	call->first = CALL_FIRST(regs);
 	call->second = CALL_SECOND(regs);
+	call->third = CALL_THIRD(regs);
+	call->fourth = CALL_FOURTH(regs);
 }
 #endif
 
-// The futex that the current thread's system call is about, 0: none.
-static __always_inline __u64 current_futex(struct kernel_facts *facts)
+// The futex that a system call is about, 0: none.
+static __always_inline __u64 futex_of(struct system_call *call)
 {
-	struct system_call call = {};
+	return call->number == FUTEX ? call->first : 0;
+}
 
-	last_call(facts, &call);
-	return call.number == FUTEX ? call.first : 0;
+// The descriptor below `count`, if it is the only one in the sets of a select, and its events; as `polled` of `struct head`. The
+// sets are read before the thread is woken: the kernel then writes its answer into them.
+__noinline __u64 selected(__u64 count, __u64 reading, __u64 writing, __u64 exceptional)
+{
+	__u64 sets[3] = { reading, writing, exceptional }, events[3] = { POLLIN, POLLOUT, POLLPRI };
+	__u64 polled = 0, word, only;
+	int i, set;
+
+	if (count - 1 >= 64 * SELECT_WORDS)
+		return 0;
+	for (i = 0; i < SELECT_WORDS; i++) {
+		if (64 * i >= count)
+			break;
+		only = (count - 1) / 64 == i ? 1ULL << ((count - 1) & 63) : 0;
+#pragma unroll
+		for (set = 0; set < 3; set++) {
+			word = 0;
+			if (sets[set] && bpf_probe_read_user(&word, 8, (void *)(sets[set] + 8 * i)))
+				return 0;
+			if (word & ~only)
+				return 0;
+			if (word)
+				polled |= events[set] << 32 | (count - 1);
+		}
+	}
+	return polled;
+}
+
+static __always_inline __u64 selected_by(struct system_call *call)
+{
+	return IS_SELECT(call->number) ? selected(call->first, call->second, call->third, call->fourth) : 0;
+}
+
+// The same of a poll, whose list stays as it is.
+static __always_inline __u64 polled_by(struct system_call *call)
+{
+	__u64 polled = 0;
+
+	if (IS_POLL(call->number) && call->second == 1)
+		bpf_probe_read_user(&polled, 8, (void *)call->first);
+	return polled & ((1ULL << 48) - 1); // without the events that were found last
 }
 
 // The thread is blocked since `now`, and waits on this futex.
@@ -123,8 +167,10 @@ static __always_inline __u64 end_timed_out(struct thread *t, struct kernel_facts
 }
 
 // Begins the record of the current thread, which was off the CPU. Its kernel stack and user registers are still missing.
-static __always_inline void begin_record(__u32 slot, struct head *h, struct thread *t, __u64 now, __u64 holder)
+static __always_inline void begin_record(__u32 slot, struct head *h, struct thread *t, struct kernel_facts *facts, __u64 now,
+					 __u64 holder)
 {
+	struct system_call call = {};
 	__u64 id = bpf_get_current_pid_tgid();
 	__u32 pid = id >> 32;
 
@@ -132,8 +178,12 @@ static __always_inline void begin_record(__u32 slot, struct head *h, struct thre
 	h->pid = pid;
 	h->tid = id;
 	h->flags = IN_KERNEL | OFF_CPU;
-	if (t->take_blocked)
+	h->polled = 0;
+	if (t->take_blocked) {
 		h->flags |= t->take_suspended;
+		last_call(facts, &call);
+		h->polled = IS_SELECT(call.number) ? t->selected : polled_by(&call);
+	}
 	h->kernel = 0;
 	h->cpu = 0;
 	h->runnable = t->take_runnable;
@@ -195,7 +245,7 @@ int switched_in(struct pt_regs *ctx)
 		holder = end_timed_out(t, facts, pid, now);
 	if (!(t->take_runnable | t->take_blocked))
 		return 0;
-	begin_record(slot, h, t, now, holder);
+	begin_record(slot, h, t, facts, now, holder);
 	if (facts->want_kernel) {
 		// Without this function.
 		n = bpf_get_stack(ctx, area + HEAD, MAX_KERNEL * 8, 1);
@@ -251,7 +301,7 @@ static int resumed(void *map, __u32 *tid, struct thread *t)
 	c = cache(facts->cpus + slot);
 	h = (void *)area;
 	if (area && c) {
-		begin_record(facts->cpus + slot, h, t, now, holder);
+		begin_record(facts->cpus + slot, h, t, facts, now, holder);
 		h->kernel = t->kernel > MAX_KERNEL ? MAX_KERNEL : t->kernel;
 		if (h->kernel)
 			bpf_probe_read_kernel(area + HEAD, MAX_KERNEL * 8, t->stack);
@@ -379,6 +429,7 @@ int switched(__u64 *ctx)
 	__u32 zero = 0, prev[2] = {}, next[2] = {};
 	struct kernel_facts *facts = bpf_map_lookup_elem(&FACTS, &zero);
 	__u64 now, d, weight, blocked = 0, throttled = 0;
+	struct system_call call = {};
 	int from_ours, to_ours;
 	struct thread *t = 0;
 
@@ -403,8 +454,11 @@ int switched(__u64 *ctx)
 		t->woken = 0;
 		t->waker = 0;
 		// The event says only from 5.18 on whether it still wants to run: then it will not be woken.
-		if (!ctx[0])
-			t->next_futex = current_futex(facts);
+		if (!ctx[0]) {
+			last_call(facts, &call);
+			t->next_futex = futex_of(&call);
+			t->selected = selected_by(&call);
+		}
 		t->suspended = 0; // not known
 		asm volatile("" ::: "memory");
 		t->state = ctx[0] ? RUNNABLE : BLOCKED;
@@ -421,7 +475,9 @@ int switched(__u64 *ctx)
 		if (!ctx[0] && (__u32)ctx[3]) {
 			t->state = BLOCKED;
 			t->suspended = suspension(ctx[3], ((struct task_struct *)ctx[1])->jobctl);
-			begin_wait(t, t->suspended ? 0 : current_futex(facts), now);
+			last_call(facts, &call);
+			begin_wait(t, t->suspended ? 0 : futex_of(&call), now);
+			t->selected = selected_by(&call);
 		} else {
 			begin_runnable(t, (void *)ctx[1]);
 		}

@@ -33,6 +33,11 @@ enum { RUNNING, RUNNABLE, BLOCKED };
 #define TASK_FROZEN 0x8000
 #define JOBCTL_TRAP_FREEZE (1 << 23) // include/linux/sched/jobctl.h, v5.2 and later: of the freezer of cgroup v2
 #define FUTEX_WAKES 0x43a        // its operations that wake: WAKE, REQUEUE, CMP_REQUEUE, WAKE_OP, WAKE_BITSET, as bits
+#define SELECT_WORDS 16          // of a set of descriptors (FD_SETSIZE in glibc's sys/select.h, 2.36), of 64 bits
+// include/uapi/asm-generic/poll.h, v6.18
+#define POLLIN 1ULL
+#define POLLPRI 2ULL
+#define POLLOUT 4ULL
 
 #ifndef LINUX_5_8
 // Of the same name and size as in the kernel (include/uapi/linux/bpf.h, v6.18), which finds it by its name.
@@ -53,6 +58,7 @@ struct thread {
 	__u64 take_woken;         // when the latter ended
 	__u64 futex;              // address of the futex that the blocked thread waits on, 0: none
 	__u64 next_futex;         // LINUX_5_8: the same, if it is blocked; it may want to run as well
+	__u64 selected;           // what the blocked thread selects, as `polled` of `struct head`
 	__u64 pending;            // time in this wait for an interpreter lock so far, not accounted for yet
 	__u64 late;               // time in such waits that are over, but that no sample represents yet
 	__u64 began;              // when the blocked thread began to wait, for such a wait with all its parts

@@ -16,7 +16,7 @@
 #define MAX_FRAMES 16384
 #define MAX_CFRAMES 16384
 #define MAX_KERNEL 127
-#define HEAD (512 + 8 * (REGS - 21))
+#define HEAD (520 + 8 * (REGS - 21))
 // Bytes of scratch per CPU; a power of two, so that a mask bounds an offset. A complete record is assembled in it where
 // the stack cannot go straight into the ring. SLACK bytes follow, as many as are accessed at one offset: verifiers (6.1 and
 // older) remember the mask of an offset, but not always what it was compared with.
@@ -165,6 +165,9 @@ struct head {
 		__u64 who, time;  // the thread's number, or its thread state with THREAD_STATE
 	} holders[MAX_HOLDERS];
 	__u64 throttled, throttled_length; // OFF_CPU: as `runnable`, of which it is no part
+	// OFF_CPU: the only descriptor that the thread polled or selected, 32 bits, and the events that it waited for, 16 bits, as in
+	// `struct pollfd`. 0: none, or several.
+	__u64 polled;
 };
 
 // A copy of a new code object: it may be freed before the reader can read it. Precedes the record of its
