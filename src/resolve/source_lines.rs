@@ -4,6 +4,7 @@
 //! Profiles are shared with others. So only files that look like source code are quoted, not those that may contain
 //! secrets, and no line that assigns a value to a password.
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsStr;
 use std::fs::{self, File, OpenOptions};
@@ -111,7 +112,7 @@ pub fn add(profile: &mut Profile, open: &mut dyn FnMut(&str) -> Option<File>) {
     for (path, wanted) in files {
         let mut text = Vec::new();
         let read = open(path).and_then(|file| file.take(MAX_FILE).read_to_end(&mut text).ok());
-        if read.is_none() {
+        if read.is_none() || may_hold_secrets(path, &text) {
             continue;
         }
         let body = text.strip_suffix(b"\n").unwrap_or(&text);
@@ -124,13 +125,15 @@ pub fn add(profile: &mut Profile, open: &mut dyn FnMut(&str) -> Option<File>) {
                 continue;
             };
             let text = String::from_utf8_lossy(text);
+            let quoted = quoted(&text);
             if node.line_text.is_empty() {
-                texts.push((i, text.trim().to_string()));
+                texts.push((i, quoted.trim().to_string()));
             } else {
-                changed |= node.line_text.trim() != text.trim();
+                // Files of earlier versions have the text of every line.
+                changed |= ![text.trim(), quoted.trim()].contains(&node.line_text.trim());
             }
         }
-        if !changed && is_quotable(path, &text) {
+        if !changed && is_source(Path::new(path)) {
             let size = text.len() + PER_LINE * lines.len();
             let is_whole = wanted.is_own && text.len() <= MAX_WHOLE_FILE && size <= whole_room;
             let shown = if is_whole {
@@ -200,12 +203,7 @@ fn excerpt(path: &str, lines: &[&[u8]], shown: &BTreeSet<u32>, room: &mut usize)
     let mut out = Vec::new();
     for number in shown {
         let text = String::from_utf8_lossy(lines[*number as usize - 1]);
-        let text = if is_secret(&text) {
-            let indent: String = text.chars().take_while(|c| c.is_whitespace()).take(MAX_LINE).collect();
-            indent + LEFT_OUT
-        } else {
-            text.trim_end().chars().take(MAX_LINE).collect()
-        };
+        let text: String = quoted(&text).trim_end().chars().take(MAX_LINE).collect();
         let Some(left) = room.checked_sub(text.len() + PER_LINE) else {
             break;
         };
@@ -219,20 +217,38 @@ fn excerpt(path: &str, lines: &[&[u8]], shown: &BTreeSet<u32>, room: &mut usize)
     }
 }
 
-fn is_quotable(path: &str, text: &[u8]) -> bool {
-    let key = b"PRIVATE KEY-----";
-    is_quotable_name(path) && !text.windows(key.len()).any(|w| w == key)
+fn is_quotable_name(path: &str) -> bool {
+    is_source(Path::new(path)) && !is_secret_name(Path::new(path))
 }
 
-fn is_quotable_name(path: &str) -> bool {
-    let path = Path::new(path);
-    let name = path.file_name().unwrap_or_default().to_string_lossy().to_lowercase();
+/// Whether a file's name is that of source code.
+fn is_source(path: &Path) -> bool {
     let extension = path.extension().unwrap_or_default().to_string_lossy().to_lowercase();
-    let mut directories = path.components().map(|c| c.as_os_str().to_string_lossy());
     EXTENSIONS.contains(&extension.as_str())
-        && !name.starts_with('.')
-        && !SECRET_WORDS.iter().any(|word| name.contains(word))
-        && !directories.any(|directory| SECRET_DIRECTORIES.contains(&&*directory))
+}
+
+/// Whether no line of a file is to be quoted.
+fn may_hold_secrets(path: &str, text: &[u8]) -> bool {
+    let key = b"PRIVATE KEY-----";
+    is_secret_name(Path::new(path)) || text.windows(key.len()).any(|w| w == key)
+}
+
+fn is_secret_name(path: &Path) -> bool {
+    let name = path.file_name().unwrap_or_default().to_string_lossy().to_lowercase();
+    let mut directories = path.components().map(|c| c.as_os_str().to_string_lossy());
+    name.starts_with('.')
+        || SECRET_WORDS.iter().any(|word| name.contains(word))
+        || directories.any(|directory| SECRET_DIRECTORIES.contains(&&*directory))
+}
+
+/// The text of a line, or what stands for it if it looks like a secret.
+fn quoted(line: &str) -> Cow<'_, str> {
+    if is_secret(line) {
+        let indent: String = line.chars().take_while(|c| c.is_whitespace()).collect();
+        Cow::Owned(indent + LEFT_OUT)
+    } else {
+        Cow::Borrowed(line)
+    }
 }
 
 /// Whether a line assigns a literal value to something with a suspicious name.
@@ -276,7 +292,7 @@ mod tests {
     }
 
     /// The line text and the excerpt, for a file with this text and this name.
-    fn quoted(name: &str, text: &str, lines: &[u32]) -> (String, Vec<(u32, String)>) {
+    fn quotations(name: &str, text: &str, lines: &[u32]) -> (String, Vec<(u32, String)>) {
         let directory = std::env::temp_dir().join(format!("nativeprof-sources-{}-{}", std::process::id(), name.len()));
         let path = directory.join(name);
         fs::create_dir_all(path.parent().unwrap()).unwrap();
@@ -292,12 +308,12 @@ mod tests {
     fn own_files_are_quoted_as_a_whole() {
         let text: String = (1..=100).map(|n| format!("line {n}\n")).collect();
         let numbers = |lines: Vec<(u32, String)>| lines.into_iter().map(|line| line.0).collect::<Vec<_>>();
-        let (first, lines) = quoted("app.py", &text, &[50]);
+        let (first, lines) = quotations("app.py", &text, &[50]);
         assert_eq!(first, "line 50");
         assert_eq!(numbers(lines), (1..=100).collect::<Vec<_>>());
         let large = text.repeat(MAX_WHOLE_FILE / text.len() + 1);
         assert_eq!(
-            numbers(quoted("large.py", &large, &[50]).1),
+            numbers(quotations("large.py", &large, &[50]).1),
             (44..=56).collect::<Vec<_>>()
         );
     }
@@ -342,17 +358,17 @@ mod tests {
     #[test]
     fn lines_with_samples_come_with_context() {
         let text: String = (1..=100).map(|n| format!("  line {n}\n")).collect();
-        let (first, lines) = quoted("site-packages/plain.py", &text, &[50, 3, 52, 1000]);
+        let (first, lines) = quotations("site-packages/plain.py", &text, &[50, 3, 52, 1000]);
         assert_eq!(first, "line 50");
         let numbers: Vec<u32> = lines.iter().map(|l| l.0).collect();
         assert_eq!(numbers, (1..=9).chain(44..=58).collect::<Vec<_>>());
         assert_eq!(lines[0].1, "  line 1");
         let long = "x".repeat(10_000);
-        assert_eq!(quoted("long.py", &long, &[1]).1[0].1.len(), MAX_LINE);
+        assert_eq!(quotations("long.py", &long, &[1]).1[0].1.len(), MAX_LINE);
     }
 
     #[test]
-    fn a_changed_file_is_not_quoted() {
+    fn a_changed_file_is_not_quotations() {
         let path = std::env::temp_dir().join(format!("nativeprof-changed-{}.py", std::process::id()));
         fs::write(&path, "a = 1\nb = 2\n").unwrap();
         for (text, lines) in [("b = 2\n", 2), ("b = 3", 0)] {
@@ -379,13 +395,10 @@ mod tests {
             (".ssh/config.py", false),
             (".venv/lib.py", true),
         ] {
-            assert_eq!(!quoted(name, text, &[1]).1.is_empty(), quotable, "{name}");
+            assert_eq!(!quotations(name, text, &[1]).1.is_empty(), quotable, "{name}");
         }
-        assert!(
-            quoted("key.py", "K = '''-----BEGIN RSA PRIVATE KEY-----'''", &[1])
-                .1
-                .is_empty()
-        );
+        let (first, lines) = quotations("key.py", "K = '''-----BEGIN RSA PRIVATE KEY-----'''", &[1]);
+        assert_eq!((&*first, lines.len()), ("", 0), "not in the tree either");
         for (line, left_out) in [
             ("PASSWORD = 'hunter2'", true),
             ("    'secret': \"abc\",", true),
@@ -393,11 +406,9 @@ mod tests {
             ("password = getpass()", false),
             ("check(password)", false),
         ] {
-            assert_eq!(
-                quoted("line.py", line, &[1]).1[0].1.trim() == LEFT_OUT,
-                left_out,
-                "{line}"
-            );
+            let (first, lines) = quotations("line.py", line, &[1]);
+            assert_eq!(lines[0].1.trim() == LEFT_OUT, left_out, "{line}");
+            assert_eq!(first, lines[0].1.trim(), "{line}");
         }
     }
 
