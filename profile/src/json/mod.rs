@@ -1,6 +1,7 @@
 //! Profiles as JSON: the count tree of Dask's `distributed.profile`, with the timeline and metadata of the
 //! recording.
 
+pub(crate) mod lexer;
 pub mod read;
 pub mod write;
 

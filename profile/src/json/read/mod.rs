@@ -8,11 +8,13 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::hash::RandomState;
+use std::ops::{Deref, DerefMut};
 
 use hashbrown::HashTable;
 use serde_json::{Map, Value};
 
 use self::instructions::instructions;
+use super::lexer::{Lexer, Members};
 use super::write::FORMAT_VERSION;
 use crate::model::{
     FrameId, MergedRecording, Meta, ModuleMeta, Node, NodeId, Profile, Quality, StopSummary, TimelineSample,
@@ -21,7 +23,6 @@ use crate::model::{
 mod frames;
 mod instructions;
 mod lags;
-mod lexer;
 mod old_keys;
 mod samples;
 mod values;
@@ -52,13 +53,8 @@ impl std::error::Error for JsonError {}
 
 /// Reads what [`write`](fn@super::write) wrote.
 pub fn read(bytes: &[u8]) -> Result<Profile, JsonError> {
-    let text = std::str::from_utf8(bytes).map_err(|e| JsonError {
-        at: e.valid_up_to(),
-        reason: "invalid UTF-8".into(),
-    })?;
     let mut reader = JsonReader {
-        text,
-        at: 0,
+        lexer: Lexer::new(bytes)?,
         profile: Profile::default(),
         frames: HashTable::new(),
         hasher: RandomState::new(),
@@ -70,7 +66,7 @@ pub fn read(bytes: &[u8]) -> Result<Profile, JsonError> {
     };
     reader.tree()?;
     reader.space();
-    if reader.at < text.len() {
+    if reader.at < reader.text.len() {
         return Err(reader.error("text after the end"));
     }
     if reader.samples.exist {
@@ -113,8 +109,7 @@ struct Description<'a> {
 const NO_NUMBER: u64 = u64::MAX;
 
 struct JsonReader<'a> {
-    text: &'a str,
-    at: usize,
+    lexer: Lexer<'a>,
     profile: Profile,
     /// Frames of the profile. Names are not trusted: the hasher resists collision attacks.
     frames: HashTable<FrameId>,
@@ -129,7 +124,30 @@ struct JsonReader<'a> {
     first_omitted: usize,
 }
 
+impl<'a> Deref for JsonReader<'a> {
+    type Target = Lexer<'a>;
+
+    fn deref(&self) -> &Lexer<'a> {
+        &self.lexer
+    }
+}
+
+impl DerefMut for JsonReader<'_> {
+    fn deref_mut(&mut self) -> &mut Self::Target {
+        &mut self.lexer
+    }
+}
+
 impl<'a> JsonReader<'a> {
+    /// Reads an object; `each` receives a key and reads its value.
+    fn object(&mut self, mut each: impl FnMut(&mut Self, &str) -> Result<(), JsonError>) -> Result<(), JsonError> {
+        let mut members = Members::default();
+        while let Some(key) = self.key(&mut members)? {
+            each(self, &key)?;
+        }
+        Ok(())
+    }
+
     /// Reads the complete tree; one iteration is one key of one node, or one closing brace.
     fn tree(&mut self) -> Result<(), JsonError> {
         self.expect_byte(b'{')?;
@@ -271,15 +289,10 @@ impl<'a> JsonReader<'a> {
     }
 
     fn column(&mut self) -> Result<Vec<u64>, JsonError> {
-        let mut column = Vec::new();
-        self.expect_byte(b'[')?;
-        while self.peek() != Some(b']') {
-            if !column.is_empty() {
-                self.expect_byte(b',')?;
-            }
+        let (mut column, mut members) = (Vec::new(), Members::default());
+        while self.item(&mut members)? {
             column.push(self.integer()?.unwrap_or(NO_NUMBER));
         }
-        self.at += 1;
         Ok(column)
     }
 

@@ -4,6 +4,7 @@ use std::borrow::Cow;
 
 use rustc_hash::FxHashMap;
 
+use super::super::lexer::Members;
 use super::{Description, JsonError, JsonReader, NO_NUMBER};
 use crate::labels::{LabelSet, Labels};
 use crate::model::{FrameId, NO_PLACE, Node, NodeId, Place, PlaceId, TimelineSample};
@@ -183,16 +184,10 @@ impl<'a> JsonReader<'a> {
 
     /// Goes through a list.
     fn list(&mut self, mut each: impl FnMut(&mut Self) -> Result<(), JsonError>) -> Result<(), JsonError> {
-        self.expect_byte(b'[')?;
-        let mut first = true;
-        while self.peek() != Some(b']') {
-            if !first {
-                self.expect_byte(b',')?;
-            }
-            first = false;
+        let mut members = Members::default();
+        while self.item(&mut members)? {
             each(self)?;
         }
-        self.at += 1;
         Ok(())
     }
 
@@ -210,12 +205,8 @@ impl<'a> JsonReader<'a> {
     }
 
     fn functions(&mut self) -> Result<(), JsonError> {
-        let mut functions = Vec::new();
-        self.expect_byte(b'[')?;
-        while self.peek() != Some(b']') {
-            if !functions.is_empty() {
-                self.expect_byte(b',')?;
-            }
+        let (mut functions, mut members) = (Vec::new(), Members::default());
+        while self.item(&mut members)? {
             if self.peek() != Some(b'{') {
                 functions.push(StackFunction::Node(self.integer()?.unwrap_or(NO_NUMBER)));
                 continue;
@@ -232,7 +223,6 @@ impl<'a> JsonReader<'a> {
             let (frame, ..) = self.frame_of(&identifier, description, false);
             functions.push(StackFunction::Frame(frame));
         }
-        self.at += 1;
         self.samples.functions = functions;
         Ok(())
     }
@@ -288,7 +278,7 @@ impl<'a> JsonReader<'a> {
             }
         }
         let most = if read.omitted > 0 {
-            self.text.len() / BYTES_PER_NODE
+            self.lexer.text.len() / BYTES_PER_NODE
         } else {
             0
         };

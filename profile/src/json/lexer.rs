@@ -1,39 +1,74 @@
-//! Lexer of the JSON reader; copies only strings with escapes.
+//! Lexer of the readers of JSON; copies only strings with escapes.
 
 use std::borrow::Cow;
 
 use serde_json::Value;
 
-use super::{JsonError, JsonReader};
+use super::JsonError;
 
-impl<'a> JsonReader<'a> {
-    /// Reads an object; `each` receives a key and reads its value.
-    pub(super) fn object(
-        &mut self,
-        mut each: impl FnMut(&mut Self, &str) -> Result<(), JsonError>,
-    ) -> Result<(), JsonError> {
-        self.expect_byte(b'{')?;
-        let mut first = true;
-        while self.peek() != Some(b'}') {
-            if !std::mem::replace(&mut first, false) {
-                self.expect_byte(b',')?;
-            }
-            let key = self.string()?;
-            self.expect_byte(b':')?;
-            each(self, &key)?;
-        }
-        self.at += 1;
-        Ok(())
+/// A text of JSON, and how far it has been read.
+pub(crate) struct Lexer<'a> {
+    pub text: &'a str,
+    pub at: usize,
+}
+
+/// What follows in an object or an array.
+#[derive(Default)]
+pub(crate) struct Members {
+    is_open: bool,
+}
+
+impl<'a> Lexer<'a> {
+    /// The lexer of a file.
+    ///
+    /// # Errors
+    /// It is not UTF-8.
+    pub fn new(bytes: &'a [u8]) -> Result<Lexer<'a>, JsonError> {
+        let text = std::str::from_utf8(bytes).map_err(|e| JsonError {
+            at: e.valid_up_to(),
+            reason: "invalid UTF-8".into(),
+        })?;
+        Ok(Lexer { text, at: 0 })
     }
 
-    pub(super) fn error(&self, reason: &str) -> JsonError {
+    /// The next key of an object, whose value is to be read then; `None` at its end.
+    pub fn key(&mut self, members: &mut Members) -> Result<Option<Cow<'a, str>>, JsonError> {
+        if !self.member(members, b'{', b'}')? {
+            return Ok(None);
+        }
+        let key = self.string()?;
+        self.expect_byte(b':')?;
+        Ok(Some(key))
+    }
+
+    /// Whether an array has another item, which is to be read then.
+    pub fn item(&mut self, members: &mut Members) -> Result<bool, JsonError> {
+        self.member(members, b'[', b']')
+    }
+
+    fn member(&mut self, members: &mut Members, open: u8, close: u8) -> Result<bool, JsonError> {
+        let is_first = !std::mem::replace(&mut members.is_open, true);
+        if is_first {
+            self.expect_byte(open)?;
+        }
+        if self.peek() == Some(close) {
+            self.at += 1;
+            return Ok(false);
+        }
+        if !is_first {
+            self.expect_byte(b',')?;
+        }
+        Ok(true)
+    }
+
+    pub fn error(&self, reason: &str) -> JsonError {
         JsonError {
             at: self.at,
             reason: reason.to_string(),
         }
     }
 
-    pub(super) fn space(&mut self) {
+    pub fn space(&mut self) {
         let rest = &self.text.as_bytes()[self.at..];
         self.at += rest
             .iter()
@@ -41,12 +76,12 @@ impl<'a> JsonReader<'a> {
             .count();
     }
 
-    pub(super) fn peek(&mut self) -> Option<u8> {
+    pub fn peek(&mut self) -> Option<u8> {
         self.space();
         self.text.as_bytes().get(self.at).copied()
     }
 
-    pub(super) fn expect_byte(&mut self, byte: u8) -> Result<(), JsonError> {
+    pub fn expect_byte(&mut self, byte: u8) -> Result<(), JsonError> {
         match self.peek() {
             Some(found) if found == byte => {
                 self.at += 1;
@@ -57,7 +92,7 @@ impl<'a> JsonReader<'a> {
         }
     }
 
-    pub(super) fn string(&mut self) -> Result<Cow<'a, str>, JsonError> {
+    pub fn string(&mut self) -> Result<Cow<'a, str>, JsonError> {
         if self.peek() == Some(b'"') {
             let rest = &self.text.as_bytes()[self.at + 1..];
             let plain = |byte: &u8| !matches!(byte, b'"' | b'\\' | 0..0x20);
@@ -76,7 +111,7 @@ impl<'a> JsonReader<'a> {
     }
 
     /// Reads an integer; `None` if the value is something else.
-    pub(super) fn integer(&mut self) -> Result<Option<u64>, JsonError> {
+    pub fn integer(&mut self) -> Result<Option<u64>, JsonError> {
         self.space();
         let rest = &self.text.as_bytes()[self.at..];
         let length = rest.iter().take(20).take_while(|byte| byte.is_ascii_digit()).count();
@@ -98,7 +133,7 @@ impl<'a> JsonReader<'a> {
 
     /// A complete value outside of the tree: its extent is found first, then the JSON crate (which limits its depth)
     /// parses it.
-    pub(super) fn value(&mut self) -> Result<Value, JsonError> {
+    pub fn value(&mut self) -> Result<Value, JsonError> {
         self.space();
         let start = self.at;
         self.skip_value()?;
@@ -109,7 +144,7 @@ impl<'a> JsonReader<'a> {
     }
 
     /// Skips a value of any depth. Only brackets and strings are examined.
-    pub(super) fn skip_value(&mut self) -> Result<(), JsonError> {
+    pub fn skip_value(&mut self) -> Result<(), JsonError> {
         let mut depth = 0usize;
         loop {
             match self.peek() {
