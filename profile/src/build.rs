@@ -26,14 +26,15 @@
 //!
 //! Amounts passed in are self amounts; the profile has inclusive ones. That includes the count, so the number of calls
 //! of a function is its *self* count. Lines are where the frames are: of a caller the line of the call, 0 if unknown.
-//! Samples with a time are added with [`Builder::sample`]; each has its own weight.
+//! Samples with a time are added with [`Builder::sample`]; each has its own weight. A reader of files whose stacks refer to
+//! their callers uses [`Builder::place`], so that the callers of a stack are added once.
 //!
 //! The builder has no limits: it grows with the number of distinct stacks.
 
 use rustc_hash::FxHashMap;
 use std::collections::HashMap;
 
-use super::model::{Frame, FrameId, FrameKind, Meta, Node, NodeId, Profile, TimelineSample};
+use super::model::{Frame, FrameId, FrameKind, Meta, Node, NodeId, PlaceId, Profile, TimelineSample};
 use super::places::Places;
 use super::values::{Amounts, Value, ValueType};
 use crate::sums::sum_upwards;
@@ -50,11 +51,15 @@ pub struct Builder {
     frames: HashMap<Frame, FrameId>,
     children: FxHashMap<(NodeId, FrameId), NodeId>,
     places: Places,
+    /// Self counts by place.
+    of_places: Vec<u64>,
 }
 
 impl Builder {
     /// The root of every profile, the node that all stacks begin at.
     pub const ROOT: NodeId = 0;
+    /// Its place.
+    pub const ROOT_PLACE: PlaceId = 0;
 
     /// An empty profile of these value types. The first is what the count counts: `samples` or `calls`. Without any it
     /// is `samples`.
@@ -81,6 +86,7 @@ impl Builder {
             frames: HashMap::new(),
             children: FxHashMap::default(),
             places: Places::default(),
+            of_places: vec![0],
         }
     }
 
@@ -113,28 +119,47 @@ impl Builder {
     /// Adds self amounts, one for each value type in order (missing ones are 0), to a stack: frames and lines from the
     /// outermost to the innermost. Returns its node.
     pub fn add(&mut self, stack: &[(FrameId, u32)], amounts: &[u64]) -> NodeId {
-        let node = stack
-            .iter()
-            .fold(Builder::ROOT, |node, (frame, line)| self.child(node, *frame, *line));
+        let place = self.place_of(stack);
+        self.add_at_place(place, amounts)
+    }
+
+    /// The place of a frame at a line (0: unknown) that was called from another place, created if needed.
+    ///
+    /// # Panics
+    /// If there is no such place or frame.
+    pub fn place(&mut self, caller: PlaceId, frame: FrameId, line: u32) -> PlaceId {
+        let parent = self.places.all[caller as usize].node;
+        let node = self.child(parent, frame, line);
+        let place = self.places.child(caller, node, line);
+        if self.of_places.len() < self.places.all.len() {
+            self.of_places.push(0);
+        }
+        place
+    }
+
+    /// The number of places, that of the root included.
+    pub fn places(&self) -> usize {
+        self.places.all.len()
+    }
+
+    fn place_of(&mut self, stack: &[(FrameId, u32)]) -> PlaceId {
+        let calls = stack.iter();
+        calls.fold(Builder::ROOT_PLACE, |place, (frame, line)| {
+            self.place(place, *frame, *line)
+        })
+    }
+
+    /// Adds self amounts to the innermost place of a stack. Returns its node.
+    ///
+    /// # Panics
+    /// If there is no such place.
+    pub fn add_at_place(&mut self, place: PlaceId, amounts: &[u64]) -> NodeId {
+        let node = self.places.all[place as usize].node;
         self.add_at(node, amounts);
-        // Lines are inclusive, like counts.
-        let count = amounts.first().copied().unwrap_or(0);
-        let mut at = node;
-        for (frame, line) in stack.iter().rev() {
-            let node = &mut self.profile.nodes[at as usize];
-            debug_assert_eq!(node.frame, *frame);
-            if *line > 0 && count > 0 {
-                add(node.lines.entry(*line).or_default(), count);
-            }
-            at = node.parent;
-        }
-        if let Some((_, line)) = stack.last()
-            && *line > 0
-            && count > 0
-        {
-            let lines = &mut self.profile.nodes[node as usize].self_lines;
-            add(lines.entry(*line).or_default(), count);
-        }
+        add(
+            &mut self.of_places[place as usize],
+            amounts.first().copied().unwrap_or(0),
+        );
         node
     }
 
@@ -150,7 +175,22 @@ impl Builder {
 
     /// As [`Builder::add`], and puts the sample in the timeline: `time` in ns since the start of the profile.
     pub fn sample(&mut self, time: u64, (pid, tid): (u32, u32), stack: &[(FrameId, u32)], amounts: &[u64]) -> NodeId {
-        let node = self.add(stack, amounts);
+        let place = self.place_of(stack);
+        self.sample_at_place(time, (pid, tid), place, amounts)
+    }
+
+    /// As [`Builder::sample`], of a stack by its innermost place.
+    ///
+    /// # Panics
+    /// If there is no such place.
+    pub fn sample_at_place(
+        &mut self,
+        time: u64,
+        (pid, tid): (u32, u32),
+        place: PlaceId,
+        amounts: &[u64],
+    ) -> NodeId {
+        let node = self.add_at_place(place, amounts);
         let count = amounts.first().copied().unwrap_or(0);
         let before = self.profile.timeline.len();
         if count != 1 || self.counts.is_some() {
@@ -158,11 +198,6 @@ impl Builder {
         }
         for (at, (_, samples)) in self.columns.iter_mut().enumerate() {
             samples.push(amounts.get(at + 1).copied().unwrap_or(0));
-        }
-        let (mut node_here, mut place) = (Builder::ROOT, 0);
-        for (frame, line) in stack {
-            node_here = self.child(node_here, *frame, *line);
-            place = self.places.child(place, node_here, *line);
         }
         self.profile.sample_places.push(place);
         self.profile.timeline.push(TimelineSample { time, pid, tid, node });
@@ -173,10 +208,22 @@ impl Builder {
     pub fn finish(self, meta: Meta) -> Profile {
         let mut profile = self.profile;
         profile.meta = meta;
-        if !profile.timeline.is_empty() {
-            profile.places = self.places.all;
+        let (places, nodes) = (self.places.all, &mut profile.nodes);
+        // Lines are inclusive, like counts.
+        let mut inclusive = self.of_places.clone();
+        sum_upwards(&mut inclusive, |at| Some(places[at].parent as usize));
+        let with_lines = places.iter().zip(inclusive.iter().zip(&self.of_places));
+        for (place, (all, ended)) in with_lines.filter(|(place, _)| place.line > 0) {
+            let node = &mut nodes[place.node as usize];
+            for (lines, count) in [(&mut node.lines, *all), (&mut node.self_lines, *ended)] {
+                if count > 0 {
+                    add(lines.entry(place.line).or_default(), count);
+                }
+            }
         }
-        let nodes = &mut profile.nodes;
+        if !profile.timeline.is_empty() {
+            profile.places = places;
+        }
         let mut counts: Vec<u64> = nodes.iter().map(|node| node.count).collect();
         sum_upwards(&mut counts, |at| Some(nodes[at].parent as usize));
         for (node, count) in nodes.iter_mut().zip(counts) {
@@ -241,6 +288,29 @@ mod tests {
             (2, 1, 2, 1)
         );
         assert!(profile.nodes[2].self_lines.is_empty(), "all of them are");
+    }
+
+    #[test]
+    fn stacks_are_added_by_their_callers() {
+        let mut builder = Builder::new(&[ValueType::SAMPLES]);
+        let f = builder.frame(Frame::python("f", "f", "a.py", 1));
+        let outer = builder.place(Builder::ROOT_PLACE, f, 2);
+        let inner = builder.place(outer, f, 3);
+        assert_eq!((builder.place(outer, f, 3), builder.places()), (inner, 3));
+        builder.add_at_place(outer, &[2]);
+        builder.sample_at_place(5, (1, 1), inner, &[4]);
+        let profile = builder.finish(Meta::default());
+        let of_nodes = |of: fn(&Node) -> Vec<(u32, u64)>| profile.nodes.iter().map(of).collect::<Vec<_>>();
+        assert_eq!(
+            of_nodes(|node| node.lines.clone().into_iter().collect()),
+            [vec![], vec![(2, 6)], vec![(3, 4)]]
+        );
+        assert_eq!(
+            of_nodes(|node| node.self_lines.clone().into_iter().collect()),
+            [vec![], vec![(2, 2)], vec![]],
+            "of the last one all of them are"
+        );
+        assert_eq!(profile.sample_places, [inner]);
     }
 
     #[test]
