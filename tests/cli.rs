@@ -11,7 +11,7 @@ use base64::prelude::{BASE64_STANDARD, Engine};
 use common::chance::{assert_likely, patience, repeated};
 use common::recording::Running;
 use common::{Program, Scratch, live, nativeprof, programs};
-use flate2::read::ZlibDecoder;
+use flate2::read::{MultiGzDecoder, ZlibDecoder};
 use nativeprof::tape::encode;
 
 mod common;
@@ -331,7 +331,7 @@ fn files_without_a_profile() {
         ),
         ("/", &["is a directory"]),
         (&format!("{golden}.svg"), &["it is an SVG"]),
-        (&format!("{golden}.collapsed"), &["profile.collapsed", "at byte 0"]),
+        (&format!("{golden}.collapsed"), &["profile.collapsed", "it is text of another kind", "formats that are read: html, pstats"]),
         (text(&truncated), &["the file ends early"]),
         ("-", &["standard input", "it is empty"]),
     ] {
@@ -551,11 +551,17 @@ fn files_have_names_by_default() {
 /// The packed profile of a page, as text.
 fn packed(page: &Path) -> String {
     let page = fs::read_to_string(page).expect("a page");
-    let (_, rest) = page.split_once("id=\"profile\">").expect("it has a profile");
-    let base64 = rest.split_once("</script>").expect("an end").0;
-    let bytes = BASE64_STANDARD.decode(base64).expect("base64");
+    let bytes = |id: &str| {
+        let (_, rest) = page.split_once(&format!("id=\"{id}\">")).expect("the element");
+        let base64 = rest.split_once("</script>").expect("an end").0;
+        BASE64_STANDARD.decode(base64).expect("base64")
+    };
     let mut unpacked = Vec::new();
-    ZlibDecoder::new(&*bytes).read_to_end(&mut unpacked).expect("zlib");
+    let shown = bytes("profile");
+    ZlibDecoder::new(&*shown).read_to_end(&mut unpacked).expect("zlib");
+    // Empty in a comparison.
+    let saved = bytes("saved");
+    MultiGzDecoder::new(&*saved).read_to_end(&mut unpacked).expect("gzip");
     String::from_utf8_lossy(&unpacked).into_owned()
 }
 

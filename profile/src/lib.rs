@@ -1,8 +1,8 @@
 //! Profiles of nativeprof: what other programs need to read, write, compare and merge them. No samples are taken here.
 //!
-//! [`model::Profile`] is a finished profile. [`json`] reads and writes it, [`build::Builder`] makes one without a
-//! recording, [`stats`] makes tables of it, [`diff`] compares two, [`merge`] sums several up, and [`export`] writes the
-//! formats of other tools.
+//! [`model::Profile`] is a finished profile. [`json`] reads and writes it, [`import`] reads it from the files of other tools
+//! and from our pages, [`build::Builder`] makes one without a recording, [`stats`] makes tables of it, [`diff`] compares two,
+//! [`merge`] sums several up, and [`export`] writes the formats of other tools.
 //!
 //! ```
 //! use nativeprof_profile::{export, json, stats::Stats};
@@ -25,6 +25,7 @@ pub mod fold;
 pub mod folded;
 pub mod gil_waits;
 pub mod idle;
+pub mod import;
 pub mod interpreter_frames;
 pub mod intervals;
 pub mod json;

@@ -1,5 +1,5 @@
-//! Reads saved profiles, for every command: a file or `-` for standard input, compressed or not; a count tree of
-//! nativeprof or Dask, a tape, or a file of Python's pstats.
+//! Reads saved profiles, for every command: a file or `-` for standard input, compressed or not; a tape, or a file of one of
+//! [`import::READERS`].
 //!
 //! A command calls [`phases::switch_to_invoking_user`] before it opens anything.
 
@@ -13,9 +13,8 @@ use flate2::read::MultiGzDecoder;
 use crate::error::{Error, ErrorKind, Result};
 use crate::privileges::credentials::Caps;
 use crate::privileges::phases;
-use crate::profile::json;
+use crate::profile::import;
 use crate::profile::model::Profile;
-use crate::profile::pstats;
 use crate::resolve::naming::NamingProcess;
 use crate::session::{SessionOptions, replay};
 use crate::tape::encode as tape;
@@ -122,18 +121,9 @@ fn parse(path: &Path, bytes: &[u8]) -> Result<Profile> {
             Some(NamingProcess::default()),
         );
     }
-    if pstats::is_pstats(bytes) {
-        return pstats::read(bytes).map_err(|e| {
-            let why = format!("it is a pstats file, damaged at byte {}: {}", e.at, e.reason);
-            no_profile(path, why).hint("write it again: python3 -m cProfile -o out.pstats script.py")
-        });
-    }
-    json::read(bytes).map_err(|e| {
-        let why = match kind(bytes) {
-            Some(kind) => format!("it is {kind}"),
-            None => format!("{} at byte {}", e.reason, e.at),
-        };
-        no_profile(path, why)
+    import::read(bytes).map_err(|e| {
+        let error = no_profile(path, e.reason);
+        if e.hint.is_empty() { error } else { error.hint(e.hint) }
     })
 }
 
@@ -141,21 +131,6 @@ fn no_profile(path: &Path, why: String) -> Error {
     Error::new(ErrorKind::Data, format!("cannot read {} as a profile", shown(path)))
         .why(why)
         .hint(HINT)
-}
-
-/// Formats that may be mistaken for a profile, by the first bytes.
-fn kind(bytes: &[u8]) -> Option<&'static str> {
-    let starts = |with: &str| bytes.trim_ascii_start().starts_with(with.as_bytes());
-    match () {
-        _ if bytes.trim_ascii_start().is_empty() => Some("empty"),
-        _ if starts("<?xml") || starts("<svg") => Some("an SVG, which omits frames too narrow to draw"),
-        _ if starts("<") => Some("an HTML page"),
-        _ if bytes.first() == Some(&0x0a) && std::str::from_utf8(bytes).is_err() => {
-            Some("binary, perhaps pprof; export and compare profiles from their json files")
-        }
-        _ if starts("PERFILE2") => Some("a perf.data file; only profiles of nativeprof, Dask and cProfile can be read"),
-        _ => None,
-    }
 }
 
 #[cfg(test)]
@@ -191,8 +166,10 @@ mod tests {
             (&b""[..], "it is empty"),
             (b"<?xml version=\"1.0\"?><svg>", "it is an SVG"),
             (b"<!DOCTYPE html>", "it is an HTML page"),
-            (b"main (a.py:3);f 7\n", "`{` expected at byte 0"),
-            (b"{}", "`count` expected in the root object"),
+            (b"say what is read", "it is text of another kind; formats that are read: html, pstats"),
+            (b"{}", "it is JSON of another kind"),
+            (b"{\"traceEvents\": []}", "it is a file of Chrome trace events"),
+            (b"PERFILE2", "it is a perf.data file"),
             (
                 br#"{"name": "x", "count": 3, "a": {"children": {}}}"#,
                 "`children` expected in the root object",
@@ -202,7 +179,7 @@ mod tests {
                 "`count` expected in the root object",
             ),
             (&half[..half.len() / 2], "decompression failed"),
-            (b"\x0a\x04\x08\x01\x10\xff", "it is binary, perhaps pprof"),
+            (b"\x0a\x04\x08\x01\x10\xff", "it is binary data of another kind"),
             (&packed(b"nativeprof tape\n"), "its format"),
         ] {
             let e = read(bytes).unwrap_err();

@@ -244,44 +244,26 @@ impl Output {
     /// # Errors
     /// If neither the path nor any fallback directory can be written.
     pub fn write(&self, profile: &Profile) -> Result<String> {
-        let mut profile = Cow::Borrowed(profile);
-        if self.format.is_for_people()
-            && !self.idle
-            && let Some(folded) = idle::fold(&profile)
-        {
-            profile = Cow::Owned(folded);
-        }
-        if let Some(value) = &self.value {
-            match value_of(&profile, value, "the profile") {
-                Ok(index) => profile = Cow::Owned(select::by_value(&profile, index)),
-                Err(e) => super::print_status(&format!("{}; showing {}", e.what, profile.count_type().name)),
-            }
-        }
-        // The page folds interpreter frames itself, so that its button can show them.
         let is_page = self.format.is_page();
-        let view = ViewOptions {
-            interpreter_frames: self.view.interpreter_frames || is_page,
-            ..self.view.clone()
+        let folded = if self.format.is_for_people() && !self.idle {
+            idle::fold(profile)
+        } else {
+            None
         };
-        if view != ViewOptions::all() {
-            match view.apply(profile.clone().into_owned()) {
-                Ok(viewed) => profile = Cow::Owned(viewed),
-                Err(e) => super::print_status(&format!("{}; showing all stacks", no_such_function(e).what)),
-            }
-        }
-        if self.lines {
-            profile = Cow::Owned(select::by_line(&profile));
+        // A page also has the profile as other formats have it, with idle threads in full.
+        let saved = (is_page && folded.is_some()).then(|| self.viewed(profile).0);
+        let (mut profile, said) = self.viewed(folded.as_ref().unwrap_or(profile));
+        if let Some(said) = said {
+            super::print_status(&said);
         }
         if is_page {
             assembly::add(profile.to_mut(), &mut assembly::open_local);
-        }
-        if self.no_source {
-            source_lines::remove(profile.to_mut());
         }
         let profile = &*profile;
         let page = PageOptions {
             interpreter_frames: self.view.interpreter_frames,
             no_source: self.no_source,
+            saved: saved.as_deref(),
         };
         let (format, make) = (self.format.name, |out: &mut dyn Write| {
             if is_page {
@@ -320,6 +302,35 @@ impl Output {
             None => Err(Error::io(format!("cannot write to {shown}"), why)
                 .hint("free some disk space; the fallback directories failed too")),
         }
+    }
+
+    /// The profile as it was requested, and what to say if a part of that was not possible.
+    fn viewed<'a>(&self, profile: &'a Profile) -> (Cow<'a, Profile>, Option<String>) {
+        let (mut profile, mut said) = (Cow::Borrowed(profile), None);
+        if let Some(value) = &self.value {
+            match value_of(&profile, value, "the profile") {
+                Ok(index) => profile = Cow::Owned(select::by_value(&profile, index)),
+                Err(e) => said = Some(format!("{}; showing {}", e.what, profile.count_type().name)),
+            }
+        }
+        // The page folds interpreter frames itself, so that its button can show them.
+        let view = ViewOptions {
+            interpreter_frames: self.view.interpreter_frames || self.format.is_page(),
+            ..self.view.clone()
+        };
+        if view != ViewOptions::all() {
+            match view.apply(profile.clone().into_owned()) {
+                Ok(viewed) => profile = Cow::Owned(viewed),
+                Err(e) => said = Some(format!("{}; showing all stacks", no_such_function(e).what)),
+            }
+        }
+        if self.lines {
+            profile = Cow::Owned(select::by_line(&profile));
+        }
+        if self.no_source {
+            source_lines::remove(profile.to_mut());
+        }
+        (profile, said)
     }
 }
 

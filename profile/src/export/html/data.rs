@@ -63,7 +63,7 @@ const KINDS: &[(FrameKind, &str)] = &[
 ];
 
 /// The packed profile. `comparison`: the profile is both profiles of this one.
-pub fn pack(profile: &Profile, options: &PageOptions, comparison: Option<&Comparison<'_>>) -> io::Result<Vec<u8>> {
+pub fn pack(profile: &Profile, options: &PageOptions<'_>, comparison: Option<&Comparison<'_>>) -> io::Result<Vec<u8>> {
     let (folded, into) = folded::with_targets(profile);
     // Both have the same functions, so that their numbers mean the same.
     let profile = &Profile {

@@ -3,6 +3,9 @@
 //! The page is plain HTML, CSS and JavaScript from the files in this directory, and the profile as packed by
 //! `data`. Names come from the target and are not trusted: they are in base64, enter the document as text only, and the
 //! content security policy allows only the script and the style with the listed hashes.
+//!
+//! The page has shortened names and microseconds, and may show a view of the profile. So that no data is lost, the complete
+//! profile is embedded, too, as `json.gz` in base64, after the script: browsers skip it. [`saved`] finds it.
 
 mod comparison;
 mod data;
@@ -16,6 +19,7 @@ use std::io::{self, Write};
 use base64::prelude::{BASE64_STANDARD, Engine};
 use sha2::{Digest, Sha256};
 
+use crate::json;
 use crate::model::Profile;
 
 const PAGE: &str = include_str!("page.html");
@@ -44,13 +48,18 @@ const SCRIPTS: &[&str] = &[
     include_str!("page.js"),
 ];
 
+/// Begins the element with the profile to be read again.
+const SAVED: &str = "<script type=\"application/gzip\" id=\"saved\">";
+
 /// How a page begins, and what it says of its data.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct PageOptions {
+pub struct PageOptions<'a> {
     /// It begins with the interpreter's frames.
     pub interpreter_frames: bool,
     /// Its source text was removed on request: it says so.
     pub no_source: bool,
+    /// The profile that readers of the page get, if the page shows only a part of it; `None`: the one that is shown.
+    pub saved: Option<&'a Profile>,
 }
 
 /// Writes the profile as a page, which leaves out the interpreter's frames until they are requested.
@@ -59,8 +68,10 @@ pub fn write(profile: &Profile, out: &mut dyn Write) -> io::Result<()> {
 }
 
 /// The same with other options.
-pub fn write_page(profile: &Profile, options: &PageOptions, out: &mut dyn Write) -> io::Result<()> {
-    write_packed(&data::pack(profile, options, None)?, out)
+pub fn write_page(profile: &Profile, options: &PageOptions<'_>, out: &mut dyn Write) -> io::Result<()> {
+    let mut saved = Vec::new();
+    json::write_gz(options.saved.unwrap_or(profile), &mut saved)?;
+    write_packed(&data::pack(profile, options, None)?, &saved, out)
 }
 
 /// Writes a comparison as a page; `no_source`: its source text was removed on request.
@@ -69,11 +80,29 @@ pub fn write_comparison(comparison: &Comparison<'_>, no_source: bool, out: &mut 
         // Its profiles are without frames of the interpreter already, or are to be shown with them.
         interpreter_frames: true,
         no_source,
+        saved: None,
     };
-    write_packed(&data::pack(&comparison.both.profile, &options, Some(comparison))?, out)
+    write_packed(&data::pack(&comparison.both.profile, &options, Some(comparison))?, &[], out)
 }
 
-fn write_packed(packed: &[u8], out: &mut dyn Write) -> io::Result<()> {
+/// Whether a file is a page of ours, of any version.
+pub fn is_page(bytes: &[u8]) -> bool {
+    find(bytes, b"<script type=\"application/octet-stream\" id=\"profile\">").is_some()
+}
+
+/// What is embedded in a page to be read again: a profile in base64 of `json.gz`. It is empty in comparisons, and `None` in pages
+/// of earlier versions and incomplete ones.
+pub fn saved(page: &[u8]) -> Option<&[u8]> {
+    let rest = page.get(find(page, SAVED.as_bytes())? + SAVED.len()..)?;
+    rest.get(..find(rest, b"</script>")?)
+}
+
+/// Where a text begins.
+fn find(bytes: &[u8], text: &[u8]) -> Option<usize> {
+    bytes.windows(text.len()).position(|window| window == text)
+}
+
+fn write_packed(packed: &[u8], saved: &[u8], out: &mut dyn Write) -> io::Result<()> {
     let script = format!("(() => {{\n\"use strict\";\n{}}})();\n", SCRIPTS.concat());
     let policy = format!(
         "default-src 'none'; script-src {}; style-src {}; img-src data:; base-uri 'none'; form-action 'none'; \
@@ -81,13 +110,14 @@ fn write_packed(packed: &[u8], out: &mut dyn Write) -> io::Result<()> {
         source_of(&script),
         source_of(STYLE)
     );
-    let packed = BASE64_STANDARD.encode(packed);
+    let (packed, saved) = (BASE64_STANDARD.encode(packed), BASE64_STANDARD.encode(saved));
     let mut rest = PAGE;
     for (place, text) in [
         ("{policy}", policy.as_str()),
         ("{style}", STYLE),
         ("{profile}", &packed),
         ("{script}", &script),
+        ("{saved}", &saved),
     ] {
         let (before, after) = rest.split_once(place).unwrap_or((rest, ""));
         out.write_all(before.as_bytes())?;
@@ -113,12 +143,12 @@ mod tests {
         write(&Profile::default(), &mut out).unwrap();
         let page = String::from_utf8(out).unwrap();
         assert!(page.starts_with("<!doctype html>") && page.trim_end().ends_with("</html>"));
-        for place in ["{policy}", "{style}", "{profile}", "{script}"] {
+        for place in ["{policy}", "{style}", "{profile}", "{script}", "{saved}", SAVED] {
             assert_eq!(PAGE.matches(place).count(), 1, "{place}");
         }
         assert_eq!(
             page.matches("</script>").count(),
-            2,
+            3,
             "nothing ends a script element early"
         );
         assert_eq!(page.matches("<!--").count(), 0);

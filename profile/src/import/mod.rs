@@ -1,0 +1,216 @@
+//! Reads saved profiles: nativeprof's own, and those of other tools.
+//!
+//! [`READERS`] is the only list of them; a file is recognized by its content, whatever its name. What a format does not
+//! have stays unknown.
+
+mod page;
+
+use std::fmt;
+
+use crate::json::lexer::{Lexer, Members};
+use crate::json::{self, JsonError};
+use crate::model::Profile;
+use crate::pstats::{self, PstatsError};
+
+/// A format that is read.
+pub struct Reader {
+    /// As in `--format`, if it is also written.
+    pub name: &'static str,
+    /// What a file of it is, with an article.
+    pub file: &'static str,
+    /// Whether a file is one, by its content, decompressed.
+    pub is: fn(&[u8]) -> bool,
+    /// The profile of such a file.
+    pub read: fn(&[u8]) -> Result<Profile, Damage>,
+    /// What to do if it is damaged; empty if nothing special.
+    hint: &'static str,
+}
+
+/// Every format there is. A file is of the first one that says so.
+pub const READERS: &[Reader] = &[
+    Reader {
+        name: "html",
+        file: "a page of nativeprof",
+        is: page::is,
+        read: page::read,
+        hint: "",
+    },
+    Reader {
+        name: "pstats",
+        file: "a pstats file",
+        is: pstats::is_pstats,
+        read: |bytes| Ok(pstats::read(bytes)?),
+        hint: "write it again: python3 -m cProfile -o out.pstats script.py",
+    },
+    Reader {
+        name: "json",
+        file: "a count tree of nativeprof or Dask",
+        is: |bytes| json_kind(bytes) == Some(JsonKind::CountTree),
+        read: |bytes| Ok(json::read(bytes)?),
+        hint: "",
+    },
+];
+
+/// What is wrong in a file, and where.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Damage {
+    /// The place, such as `line 7`; empty for the file as a whole.
+    pub at: String,
+    /// What is wrong there.
+    pub reason: String,
+}
+
+impl Damage {
+    fn new(at: impl Into<String>, reason: impl Into<String>) -> Damage {
+        Damage {
+            at: at.into(),
+            reason: reason.into(),
+        }
+    }
+
+    /// Of the file as a whole.
+    fn whole(reason: impl Into<String>) -> Damage {
+        Damage::new("", reason)
+    }
+}
+
+impl From<JsonError> for Damage {
+    fn from(e: JsonError) -> Damage {
+        Damage::new(format!("byte {}", e.at), e.reason)
+    }
+}
+
+impl From<PstatsError> for Damage {
+    fn from(e: PstatsError) -> Damage {
+        Damage::new(format!("byte {}", e.at), e.reason)
+    }
+}
+
+/// Why a file could not be read as a profile.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ImportError {
+    /// What the file is, and what is wrong with it.
+    pub reason: String,
+    /// What to do about it; empty if nothing special.
+    pub hint: String,
+}
+
+impl fmt::Display for ImportError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.reason)
+    }
+}
+
+impl std::error::Error for ImportError {}
+
+/// The profile in a file of any format. The content is decompressed already.
+///
+/// # Errors
+/// It is damaged, or of no format that is read.
+pub fn read(bytes: &[u8]) -> Result<Profile, ImportError> {
+    let Some(reader) = READERS.iter().find(|reader| (reader.is)(bytes)) else {
+        let known: Vec<&str> = READERS.iter().map(|reader| reader.name).collect();
+        return Err(ImportError {
+            reason: format!("it is {}; formats that are read: {}", other(bytes), known.join(", ")),
+            hint: hint_of_other(bytes).into(),
+        });
+    };
+    (reader.read)(bytes).map_err(|damage| {
+        let Damage { at, reason } = damage;
+        let reason = match &*at {
+            "" => format!("it is {}: {reason}", reader.file),
+            at => format!("it is {}, damaged at {at}: {reason}", reader.file),
+        };
+        ImportError {
+            reason,
+            hint: reader.hint.into(),
+        }
+    })
+}
+
+/// Files that are not read and may be mistaken for a profile.
+#[derive(Clone, Copy)]
+struct Other {
+    what: &'static str,
+    hint: &'static str,
+}
+
+const EMPTY: Other = Other {
+    what: "empty",
+    hint: "",
+};
+
+fn other_kind(bytes: &[u8]) -> Option<Other> {
+    let text = bytes.trim_ascii_start();
+    let starts = |with: &str| {
+        text.get(..with.len())
+            .is_some_and(|start| start.eq_ignore_ascii_case(with.as_bytes()))
+    };
+    let of = |what, hint| Some(Other { what, hint });
+    match () {
+        _ if text.is_empty() => Some(EMPTY),
+        _ if starts("<?xml") || starts("<svg") => of("an SVG, which omits frames too narrow to draw", ""),
+        _ if starts("<") => of("an HTML page, but not one of nativeprof", ""),
+        _ if starts("PERFILE2") => of(
+            "a perf.data file",
+            "convert it: perf script -i perf.data > out.perf, then read out.perf",
+        ),
+        _ if starts("{") || starts("[") => match json_kind(bytes) {
+            Some(JsonKind::Trace) => of("a file of Chrome trace events, which are not stacks of samples", ""),
+            Some(JsonKind::CpuProfile) => of("a CPU profile of V8", ""),
+            _ => of("JSON of another kind", ""),
+        },
+        _ => None,
+    }
+}
+
+fn other(bytes: &[u8]) -> String {
+    match other_kind(bytes) {
+        Some(other) => other.what.into(),
+        None if std::str::from_utf8(bytes).is_ok_and(|text| !text.contains('\0')) => "text of another kind".into(),
+        None => "binary data of another kind".into(),
+    }
+}
+
+fn hint_of_other(bytes: &[u8]) -> &'static str {
+    other_kind(bytes).map_or("", |other| other.hint)
+}
+
+/// What a file of JSON holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum JsonKind {
+    CountTree,
+    Speedscope,
+    Firefox,
+    Trace,
+    CpuProfile,
+}
+
+/// By the keys of the outermost object, in the order of the file. `None`: it is no object, or has no key that is known.
+fn json_kind(bytes: &[u8]) -> Option<JsonKind> {
+    let bytes = bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(bytes);
+    match bytes.trim_ascii_start().first() {
+        Some(b'{') => {}
+        Some(b'[') => return Some(JsonKind::Trace),
+        _ => return None,
+    }
+    let mut lexer = Lexer::new(bytes).ok()?;
+    let mut members = Members::default();
+    while let Ok(Some(key)) = lexer.key(&mut members) {
+        match &*key {
+            "children" | "count" | "identifier" | "description" | "nativeprof" => return Some(JsonKind::CountTree),
+            "traceEvents" => return Some(JsonKind::Trace),
+            "nodes" => return Some(JsonKind::CpuProfile),
+            "profiles" | "activeProfileIndex" => return Some(JsonKind::Speedscope),
+            "$schema" if lexer.peek() == Some(b'"') => {
+                if lexer.string().ok()?.contains("speedscope") {
+                    return Some(JsonKind::Speedscope);
+                }
+                continue;
+            }
+            "threads" | "libs" => return Some(JsonKind::Firefox),
+            _ => lexer.skip_value().ok()?,
+        }
+    }
+    None
+}
