@@ -3,6 +3,8 @@
 use std::borrow::Cow;
 use std::cmp::Reverse;
 
+use rustc_hash::FxHashMap;
+
 use super::category::{Categories, Category};
 use super::model::{Frame, FrameKind, NodeId, Profile};
 use super::stats::{FunctionId, Stats};
@@ -33,7 +35,8 @@ pub struct InnermostFunction {
     pub in_native: u64,
     /// Samples with the function anywhere on the stack.
     pub total: u64,
-    /// The line of the function with the highest total; 0: unknown.
+    /// The line of the function with most of `amount`, as far as the places of samples are known, else with the highest total; 0:
+    /// unknown.
     pub hottest_line: u32,
 }
 
@@ -155,18 +158,40 @@ fn of_kind(profile: &Profile, stats: &Stats<'_>, whose: Whose, is_of: impl Fn(&F
             Inside::Native => row.in_native = row.in_native.saturating_add(amount),
         }
     }
-    let mut hottest = vec![(0u64, Reverse(0u32)); rows.len()];
-    for line in stats.lines().into_iter().filter(|line| line.line > 0) {
-        let most = &mut hottest[line.function as usize];
-        *most = (*most).max((line.counts.total, Reverse(line.line)));
-    }
-    for (row, (_, Reverse(line))) in rows.iter_mut().zip(hottest) {
+    for (row, line) in rows.iter_mut().zip(hottest_lines(profile, stats, &kind)) {
         row.hottest_line = line;
     }
     rows.retain(|row| row.total > 0 && kind[row.function as usize]);
     let name = |row: &InnermostFunction| function_name(stats.frame(row.function)).into_owned();
     rows.sort_by_cached_key(|row| (Reverse(row.amount), Reverse(row.total), name(row), row.function));
     InnermostFunctions { whose, rows, outside }
+}
+
+/// Of each function the line with most of the samples of which it is the innermost one of its kind; where the places of samples
+/// are not known, the line with the highest total. 0: unknown.
+fn hottest_lines(profile: &Profile, stats: &Stats<'_>, kind: &[bool]) -> Vec<u32> {
+    // By place: the place of the innermost function of the kind.
+    let mut inside: Vec<Option<(FunctionId, u32)>> = Vec::with_capacity(profile.places.len());
+    for (at, place) in profile.places.iter().enumerate() {
+        let outer = inside.get(place.parent as usize).copied().flatten();
+        let function = stats.function(place.node).filter(|function| at > 0 && kind[*function as usize]);
+        inside.push(function.map_or(outer, |function| Some((function, place.line))));
+    }
+    let mut amounts: FxHashMap<(FunctionId, u32), u64> = FxHashMap::default();
+    // A broken profile may have more of them than samples.
+    for (at, (_, place)) in profile.timeline.iter().zip(&profile.sample_places).enumerate() {
+        if let Some(Some(line)) = inside.get(*place as usize) {
+            let amount = amounts.entry(*line).or_default();
+            *amount = amount.saturating_add(profile.sample_amount(0, at));
+        }
+    }
+    let mut hottest = vec![(0u64, 0u64, Reverse(0u32)); stats.len()];
+    for row in stats.lines().into_iter().filter(|row| row.line > 0) {
+        let amount = amounts.get(&(row.function, row.line)).copied().unwrap_or(0);
+        let most = &mut hottest[row.function as usize];
+        *most = (*most).max((amount, row.counts.total, Reverse(row.line)));
+    }
+    hottest.into_iter().map(|(_, _, Reverse(line))| line).collect()
 }
 
 fn row((function, counts): (FunctionId, super::stats::SelfTotal)) -> InnermostFunction {

@@ -31,6 +31,17 @@ pub struct SelfTotal {
     pub total: u64,
 }
 
+/// Files are not trusted, so sums stop at the highest number.
+impl SelfTotal {
+    fn add_self(&mut self, amount: u64) {
+        self.self_count = self.self_count.saturating_add(amount);
+    }
+
+    fn add_total(&mut self, amount: u64) {
+        self.total = self.total.saturating_add(amount);
+    }
+}
+
 /// One function calling another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CallEdge {
@@ -208,9 +219,9 @@ impl<'a> Stats<'a> {
                 let Some(key) = key(node).map(|k| k as usize) else {
                     return;
                 };
-                counts[key].self_count += self.self_counts[node as usize];
+                counts[key].add_self(self.self_counts[node as usize]);
                 if open[key] == 0 {
-                    counts[key].total += self.total[node as usize];
+                    counts[key].add_total(self.total[node as usize]);
                 }
                 open[key] += 1;
             }
@@ -239,9 +250,9 @@ impl<'a> Stats<'a> {
                     calls.len() - 1
                 });
                 let (call, open) = &mut calls[at];
-                call.counts.self_count += self.self_counts[node as usize];
+                call.counts.add_self(self.self_counts[node as usize]);
                 if *open == 0 {
-                    call.counts.total += self.total[node as usize];
+                    call.counts.add_total(self.total[node as usize]);
                 }
                 *open += 1;
                 path.push((callee, at));

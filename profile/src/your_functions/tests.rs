@@ -16,19 +16,20 @@ impl Stacks {
         }
     }
 
-    /// Frames `NAME:LINE`: in capitals of native code, after a dot of a library, else the user's own.
-    fn add(&mut self, stack: &str, samples: u64) {
-        let frame = |word: &str| -> (FrameId, u32) {
-            let (name, line) = word.split_once(':').unwrap_or((word, "0"));
-            let frame = match name {
-                _ if name.starts_with('.') => Frame::python(name, name, LIBRARY, 1),
-                "wait" => Frame::new(FrameKind::State, "[waiting: sleep]"),
-                _ if name.chars().all(char::is_uppercase) => Frame::native(name, "libm.so", 1),
-                _ => Frame::python(name, name, "/srv/demo.py", 1),
-            };
-            (self.builder.frame(frame), line.parse().unwrap())
+    /// `NAME:LINE`: in capitals of native code, after a dot of a library, else the user's own.
+    fn frame(&mut self, word: &str) -> (FrameId, u32) {
+        let (name, line) = word.split_once(':').unwrap_or((word, "0"));
+        let frame = match name {
+            _ if name.starts_with('.') => Frame::python(name, name, LIBRARY, 1),
+            "wait" => Frame::new(FrameKind::State, "[waiting: sleep]"),
+            _ if name.chars().all(char::is_uppercase) => Frame::native(name, "libm.so", 1),
+            _ => Frame::python(name, name, "/srv/demo.py", 1),
         };
-        let stack: Vec<_> = stack.split_whitespace().map(frame).collect();
+        (self.builder.frame(frame), line.parse().unwrap())
+    }
+
+    fn add(&mut self, stack: &str, samples: u64) {
+        let stack: Vec<_> = stack.split_whitespace().map(|word| self.frame(word)).collect();
         self.builder.add(&stack, &[samples]);
     }
 
@@ -109,4 +110,20 @@ fn recursion_counts_once_and_ties_go_by_name() {
             "b demo.py:1 2 0 0 2"
         ]
     );
+}
+
+#[test]
+fn the_hottest_line_is_that_of_the_functions_own_time() {
+    let mut stacks = Stacks::new();
+    for (stack, samples) in [("main:3 .import:1", 5), ("main:9 work:4", 9), ("main:9", 1)] {
+        let stack: Vec<_> = stack.split(' ').map(|word| stacks.frame(word)).collect();
+        for time in 0..samples {
+            stacks.builder.sample(time, (1, 1), &stack, &[1]);
+        }
+    }
+    let profile = stacks.finish();
+    let stats = Stats::new(&profile);
+    let found = InnermostFunctions::of(&profile, &stats);
+    let shown: Vec<_> = found.rows.iter().map(|row| (row.amount, row.total, row.hottest_line)).collect();
+    assert_eq!(shown, [(9, 9, 4), (6, 15, 3)]);
 }

@@ -163,6 +163,7 @@ async function readProfile(base64) {
       module,
       category: Int32Array.from(f.category),
       line: Float64Array.from(f.line),
+      hottest: Int32Array.from(f.hottest),
     },
     values,
     waits,

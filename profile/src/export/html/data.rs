@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! text     {"meta", "kinds", "files", "modules", "categories",
-//!          "functions": {"name", "kind", "file", "module", "category", "line"}, "threads": [[pid, tid, name]], "nodes",
+//!          "functions": {"name", "kind", "file", "module", "category", "line", "hottest"}, "threads": [[pid, tid, name]], "nodes",
 //!          "folded", "interpreterFrames", "noSource", "timeline", "values",
 //!          "excerpts": [[path, lines of the file, line, text, ...]],
 //!          "assembly": [[function, whether its file was checked, [address, length, text, samples, source, line], ...]],
@@ -40,8 +40,10 @@ use crate::escape::write_json;
 use crate::folded;
 use crate::json::write;
 use crate::model::{Frame, FrameKind, Meta, Profile};
+use crate::stats::Stats;
 use crate::values::Value;
 use crate::view::{View, identifier, shown_name};
+use crate::your_functions::{InnermostFunction, InnermostFunctions};
 
 /// Characters of a name that are kept.
 const MAX_NAME: usize = 1000;
@@ -236,6 +238,21 @@ fn values(profile: &Profile) -> impl Iterator<Item = (usize, &Value)> {
     types.filter(|(at, value)| *at == 0 || !value.is_per_count())
 }
 
+/// What makes a Python function the same one: name, file, line of the definition.
+type PythonFunction<'a> = (&'a str, &'a str, u32);
+
+fn python_function(frame: &Frame) -> Option<PythonFunction<'_>> {
+    (frame.kind == FrameKind::Python).then(|| (&*frame.name, &*frame.filename, frame.first_line))
+}
+
+/// The hottest lines of the functions that the page begins with.
+fn hottest_lines(profile: &Profile) -> HashMap<PythonFunction<'_>, u32> {
+    let stats = Stats::new(profile);
+    let first = InnermostFunctions::of(profile, &stats);
+    let line = |row: &InnermostFunction| Some((python_function(stats.frame(row.function))?, row.hottest_line));
+    first.rows.iter().filter_map(line).collect()
+}
+
 fn head(profile: &Profile, view: &View<'_>, threads: &[(u32, u32)], out: &mut Vec<u8>) -> io::Result<()> {
     out.extend(b"{\"meta\":");
     out.push(b'{');
@@ -263,7 +280,8 @@ fn head(profile: &Profile, view: &View<'_>, threads: &[(u32, u32)], out: &mut Ve
         .iter()
         .map(|frame| frame.and_then(|frame| categories.label(frame)).unwrap_or_default())
         .collect();
-    let mut columns = [Vec::new(), Vec::new(), Vec::new(), Vec::new(), Vec::new()];
+    let hottest = hottest_lines(profile);
+    let mut columns = [const { Vec::new() }; 6];
     for (frame, label) in first.iter().zip(&label_of) {
         let kind = frame.map_or(FrameKind::Root, |f| f.kind);
         let kind = KINDS.iter().position(|(k, _)| *k == kind).unwrap_or(0) as u32;
@@ -275,7 +293,8 @@ fn head(profile: &Profile, view: &View<'_>, threads: &[(u32, u32)], out: &mut Ve
             };
             (file, &f.module, f.first_line)
         });
-        let row = [kind, files.of(file), modules.of(module), labels.of(label), line];
+        let hottest = frame.and_then(|frame| hottest.get(&python_function(frame)?)).copied();
+        let row = [kind, files.of(file), modules.of(module), labels.of(label), line, hottest.unwrap_or(0)];
         for (column, n) in columns.iter_mut().zip(row) {
             column.push(n);
         }
@@ -299,7 +318,7 @@ fn head(profile: &Profile, view: &View<'_>, threads: &[(u32, u32)], out: &mut Ve
         };
         write_json(&short(&name), out)
     })?;
-    for (key, column) in ["kind", "file", "module", "category", "line"].iter().zip(&columns) {
+    for (key, column) in ["kind", "file", "module", "category", "line", "hottest"].iter().zip(&columns) {
         list(key, column.iter(), out, |n, out| write!(out, "{n}"))?;
     }
     out.push(b'}');

@@ -138,16 +138,7 @@ class Details {
     for (let fn = 1; fn < f.count; fn++) if (sums[fn] > 0) hot.push(fn);
     hot.sort((a, b) => sums[b] - sums[a] || model.totals.all[b] - model.totals.all[a] || (f.name[a] < f.name[b] ? -1 : 1)).splice(8);
     if (!hot.length) return null;
-    const hottest = hot.map(() => [0, 0]);
-    const groups = new Map(hot.map((fn, at) => [fn, at]));
-    for (const [key, [all]] of model.lineTotals((fn) => groups.get(fn) ?? -1)) {
-      const best = hottest[Math.floor(key / LINES)];
-      if (all > best[1]) [best[0], best[1]] = [key % LINES, all];
-    }
-    const place = (fn) => {
-      const [line] = hottest[groups.get(fn)];
-      return baseName(files[f.file[fn]]) + (line ? ":" + line : "");
-    };
+    const place = (fn) => baseName(files[f.file[fn]]) + (f.hottest[fn] ? ":" + f.hottest[fn] : "");
     return this.links(hot.map((fn) => [fn, sums[fn], place(fn)]), model.total);
   }
 
