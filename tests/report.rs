@@ -211,6 +211,57 @@ fn a_line_with_several_functions_counts_a_sample_once() {
     );
 }
 
+/// Functions are found by the last parts of their names, if these are of one.
+#[test]
+fn functions_by_the_end_of_their_names() {
+    let mut builder = Builder::new(&[ValueType::SAMPLES]);
+    let main = builder.frame(Frame::python("main", "main", "/srv/a.py", 1));
+    let run = builder.frame(Frame::python("run", "Outer.Job.run", "/srv/a.py", 20));
+    let native = |name: &str, at: u64| Frame {
+        source: "/src/geo.cc".into(),
+        ..Frame::native(name, "geo.so", at)
+    };
+    let nearest = builder.frame(native("double geo::nearest<double>(double)", 0x1000));
+    let grid = builder.frame(native("geo::Grid<int>::walk(int) const", 0x2000));
+    let tree = builder.frame(native("tree::Tree::walk()", 0x3000));
+    for (at, frame) in [(1, nearest), (2, grid), (3, tree)] {
+        builder.sample(u64::from(at), (7, 7), &[(main, 9), (run, 21), (frame, at + 10)], &[6]);
+    }
+    let mut text = Vec::new();
+    json::write(&builder.finish(Meta::default()), &mut text).expect("written to memory");
+    let scratch = Scratch::new();
+    let file = scratch.path("names.json");
+    fs::write(&file, text).expect("a file");
+    let file = file.to_str().expect("UTF-8");
+    for (word, line) in [
+        ("geo::nearest", 11),
+        ("nearest", 11),
+        ("geo::Grid::walk", 12),
+        ("Grid::walk", 12),
+        ("Tree::walk", 13),
+        ("run", 21),
+        ("Job.run", 21),
+    ] {
+        let report = stdout(&self::run(&["report", file, "--json", "--source", word], ""));
+        let report: serde_json::Value = serde_json::from_str(&report).expect("JSON");
+        assert_eq!(report["source"][0]["line"], line, "{word}");
+        assert_eq!(report["source"].as_array().map(Vec::len), Some(1), "{word}");
+        if !word.contains("run") {
+            // The file is not there: the function has been found.
+            refused(
+                &["report", file, "--assembly", word],
+                1,
+                &["the profile does not say which file"],
+            );
+        }
+    }
+    for option in ["--source", "--assembly"] {
+        let why = ["`walk` is the end of 2 names", "geo::Grid::walk, tree::Tree::walk"];
+        let hint = format!("{option} 'geo::Grid::walk'");
+        refused(&["report", file, option, "walk"], 1, &[why[0], why[1], &hint]);
+    }
+}
+
 #[test]
 fn errors() {
     let scratch = Scratch::new();

@@ -564,21 +564,44 @@ fn machine_code_without_a_build_id_is_not_checked() {
         let mut out = Vec::new();
         nativeprof::profile::json::write(profile, &mut out).expect("written");
         fs::write(json, out).expect("written");
-        let words = [&["report", json, "--assembly", "n_leaf"], words].concat();
+        let words = [&["report", json, "--assembly"], words].concat();
         let done = nativeprof(&words).output().expect("nativeprof starts");
         [done.stdout, done.stderr].map(|text| String::from_utf8_lossy(&text).into_owned())
     };
-    let [text, _] = report(&profile, &[]);
-    assert!(
-        text.contains("5 samples ended in its") && text.contains("not checked: the file has no build ID"),
-        "{text}"
-    );
-    let [text, _] = report(&profile, &["--json"]);
+    let at = format!("{leaf:#x}");
+    let in_file = format!("native+{leaf:#x}");
+    for word in ["n_leaf", &at, &in_file] {
+        let [text, _] = report(&profile, &[word]);
+        assert!(
+            text.contains("5 samples ended in its") && text.contains("not checked: the file has no build ID"),
+            "{word}: {text}"
+        );
+    }
+    for word in ["0x1", "other+0x1", &format!("other+{leaf:#x}")] {
+        let [_, why] = report(&profile, &[word]);
+        assert!(why.contains("expected the address of a function"), "{word}: {why}");
+    }
+    let [text, _] = report(&profile, &["n_leaf", "--json"]);
     assert!(text.contains("\"checked\": false"), "{text}");
     profile.meta.start = now() - 3600.0;
-    let [_, why] = report(&profile, &[]);
+    let [_, why] = report(&profile, &["n_leaf"]);
     assert!(
         why.contains("has changed since the recording, and has no build ID"),
         "{why}"
     );
+    // A function without a name.
+    let stripped = Command::new("strip").arg(&program).status();
+    assert!(stripped.expect("strip").success());
+    profile.frames[1] = Frame {
+        kind: FrameKind::Unknown,
+        name: "[unknown]".into(),
+        ..profile.frames[1].clone()
+    };
+    profile.meta.start = now() + 2.0;
+    let inside = leaf + 1;
+    profile.meta.modules[0].instructions = BTreeMap::from([(inside, 5)]);
+    for word in [&at, &in_file, &format!("native+{inside:#x}")] {
+        let [text, why] = report(&profile, &[word]);
+        assert!(text.contains("5 samples ended in its"), "{word}: {text}{why}");
+    }
 }

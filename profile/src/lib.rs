@@ -23,6 +23,7 @@ pub mod escape;
 pub mod export;
 pub mod fold;
 pub mod folded;
+pub mod function_names;
 pub mod gil_waits;
 pub mod idle;
 pub mod import;

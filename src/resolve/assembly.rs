@@ -120,7 +120,8 @@ pub fn is_function(frame: &Frame) -> bool {
     matches!(frame.kind, FrameKind::Native | FrameKind::Unknown) && frame.address > 0
 }
 
-fn file_name(row: &ModuleMeta) -> &str {
+/// The name of a row's file, as frames have it.
+pub fn file_name(row: &ModuleMeta) -> &str {
     let path = row.path.strip_suffix(" (deleted)").unwrap_or(&row.path);
     path.rsplit('/').next().unwrap_or(path)
 }

@@ -1,8 +1,8 @@
 //! Functions that Cython made: their names in the source, and the lines of the `.pyx` file.
 //!
-//! The C name of a function (`Naming.py` and `Symtab.py` of Cython 0.29 to 3.3) is a prefix, the length and text of each scope, and
-//! the name, which can have a number before it: `__pyx_pw_3pkg_3geo_5Plain_1method`. The generated C file has comments with the file
-//! and line that the code below them is for: `/* "pkg/geo.pyx":12`.
+//! The C name of a function (`Naming.py` and `Symtab.py` of Cython 0.29 to 3.3) is a prefix, the length and text of each
+//! scope, and the name, which can have a number before it: `__pyx_pw_3pkg_3geo_5Plain_1method`. The generated C file has
+//! comments with the file and line that the code below them is for: `/* "pkg/geo.pyx":12`.
 
 use std::collections::{HashMap, HashSet};
 use std::fs::File;

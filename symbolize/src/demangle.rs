@@ -38,8 +38,8 @@ fn strip_version(raw: &str) -> &str {
     }
 }
 
-/// GCC appends these in `clone_function_name` (gcc/cgraphclones.cc; `localalias` in gcc/symtab.cc), LLVM `.llvm.N` when it promotes a local for
-/// ThinLTO.
+/// GCC appends these in `clone_function_name` (gcc/cgraphclones.cc; `localalias` in gcc/symtab.cc), LLVM `.llvm.N` when it
+/// promotes a local for ThinLTO.
 fn strip_suffixes(mut name: &str) -> &str {
     const WORDS: [&str; 7] = ["cold", "part", "constprop", "isra", "lto_priv", "llvm", "localalias"];
     loop {

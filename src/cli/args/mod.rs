@@ -226,11 +226,12 @@ pub struct ReportCommand {
     /// function separately]
     #[arg(long, value_enum)]
     pub by: Option<ReportBy>,
-    /// Source of a function or a file, with the samples of each line
+    /// Source of a function (its name or the end of it) or a file, with the samples of each line
     #[arg(long, value_name = "FUNCTION|FILE", conflicts_with_all = ["filters", "callers", "callees", "tree", "by", "waits", "lag"])]
     pub source: Option<String>,
-    /// Machine code of a native function, with the samples of each instruction
-    #[arg(long, value_name = "FUNCTION", conflicts_with_all = ["filters", "source", "callers", "callees", "tree", "by", "waits", "lag", "value", "span", "label"])]
+    /// Machine code of a native function (its name or the end of it, an address such as 0x1234 or geo.so+0x1234), with the
+    /// samples of each instruction
+    #[arg(long, value_name = "FUNCTION|ADDRESS", conflicts_with_all = ["filters", "source", "callers", "callees", "tree", "by", "waits", "lag", "value", "span", "label"])]
     pub assembly: Option<String>,
     /// Sort order
     #[arg(long, value_enum, default_value_t = ReportOrder::SelfCount)]

@@ -1,4 +1,4 @@
-//! C++ names, mangled as the Itanium C++ ABI describes (sections 5.1.1 to 5.1.8), written as c++filt of binutils 2.40 writes them.
+//! C++ names, mangled as the Itanium C++ ABI describes (section 5.1), written as c++filt of binutils 2.40 writes them.
 //!
 //! The grammar is read from left to right into a tree ([`names`], [`types`], [`expressions`]), which is then written ([`print`]).
 //! Names are hostile: steps, nesting and output are bounded, so time, stack and memory are, too.
@@ -8,7 +8,8 @@ mod names;
 mod print;
 mod types;
 
-/// Maximum number of grammar rules applied to one name: a bound for its time and memory. Real names take fewer than they have bytes.
+/// Maximum number of grammar rules applied to one name: a bound for its time and memory. Real names take fewer than they have
+/// bytes.
 const MAX_STEPS: u32 = 1 << 16;
 /// Maximum nesting of rules. Each level uses stack.
 const MAX_NESTING: u32 = 256;

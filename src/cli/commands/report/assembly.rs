@@ -1,31 +1,43 @@
 //! Machine code of native functions, with the samples of each instruction.
 
+use std::collections::HashSet;
+
 use serde_json::{Value, json};
 
-use super::{RenderedList, ReportContext, share};
+use super::{RenderedList, ReportContext, several, share};
 use crate::cli::input;
 use crate::cli::output::style::Color;
 use crate::error::{Error, ErrorKind, Result};
 use crate::escape::line;
-use crate::profile::model::{Assembly, Frame, Profile, SampledInstruction};
+use crate::profile::function_names::{Named, named};
+use crate::profile::model::{Assembly, Frame, FrameKind, Profile, SampledInstruction};
 use crate::profile::summary::counted;
 use crate::resolve::assembly;
 
 /// Functions that are shown if several have the name.
 const FUNCTIONS: usize = 10;
 
-/// The native functions with a name: complete in JSON, else the instructions around those with samples.
+/// The native functions with a name (or its last parts) or at an address: complete in JSON, else the instructions around
+/// those with samples.
 ///
 /// # Errors
-/// `Data` if the profile has no such function, or its file is not available.
+/// `Data` if the profile has no such function, the word ends several names, or the file is not available.
 pub fn assembly(context: &ReportContext<'_>, profile: &Profile, word: &str) -> Result<RenderedList> {
-    let functions = functions(profile, word);
+    let functions = match Address::parse(word) {
+        Some(address) => address.functions(profile),
+        None => functions(context, profile, word)?,
+    };
     if functions.is_empty() {
         return Err(Error::new(
             ErrorKind::Data,
             format!("no native function with samples is called `{}`", line(word)),
         )
-        .why("only native functions with samples have machine code to show; Python functions have none of their own")
+        .why(match Address::parse(word) {
+            Some(_) => "expected the address of a function, or of an instruction with samples, as it is in its file",
+            None => {
+                "only native functions with samples have machine code to show; Python functions have none of their own"
+            }
+        })
         .hint(format!(
             "list functions with `nativeprof report {} --by function`",
             input::shown(context.file)
@@ -62,20 +74,61 @@ pub fn assembly(context: &ReportContext<'_>, profile: &Profile, word: &str) -> R
     }
 }
 
-/// Functions with exactly this name, or with it before their parameters; of inlined ones, those that they are in.
-fn functions<'a>(profile: &'a Profile, word: &str) -> Vec<&'a Frame> {
-    let is_named = |frame: &&Frame| frame.name == word || frame.name.split('(').next() == Some(word);
-    let named: Vec<&Frame> = profile.frames.iter().filter(is_named).collect();
-    let is_wanted = |frame: &&Frame| {
-        assembly::is_function(frame)
-            && named
-                .iter()
-                .any(|other| other.address == frame.address && other.module == frame.module)
+/// Native functions with this name; of inlined ones, those that they are in.
+fn functions<'a>(context: &ReportContext<'_>, profile: &'a Profile, word: &str) -> Result<Vec<&'a Frame>> {
+    let has_code = |frame: &Frame| frame.address > 0 && !matches!(frame.kind, FrameKind::Python | FrameKind::Kernel);
+    let wanted = match named(&profile.frames, word, has_code) {
+        Named::Several(names) => return Err(several(context.file, "--assembly", word, &names)),
+        Named::Frames(wanted) => wanted,
+        Named::Nothing => Vec::new(),
     };
-    let mut found: Vec<&Frame> = profile.frames.iter().filter(is_wanted).collect();
+    let wanted = profile.frames.iter().zip(wanted).filter(|(_, is_wanted)| *is_wanted);
+    let wanted: HashSet<(u64, &str)> = wanted.map(|(frame, _)| place(frame)).collect();
+    let frames = profile.frames.iter();
+    Ok(each_once(frames.filter(|frame| wanted.contains(&place(frame)))))
+}
+
+fn place(frame: &Frame) -> (u64, &str) {
+    (frame.address, &frame.module)
+}
+
+/// Functions that have code, by file and address.
+fn each_once<'a>(frames: impl Iterator<Item = &'a Frame>) -> Vec<&'a Frame> {
+    let mut found: Vec<&Frame> = frames.filter(|frame| assembly::is_function(frame)).collect();
     found.sort_by_key(|frame| (&frame.module, frame.address));
     found.dedup_by_key(|frame| (&frame.module, frame.address));
     found
+}
+
+/// An address in a file, as other lists have it: `0x1234` or `geo.so+0x1234`.
+struct Address<'a> {
+    file: Option<&'a str>,
+    address: u64,
+}
+
+impl Address<'_> {
+    fn parse(word: &str) -> Option<Address<'_>> {
+        let (file, digits) = match word.rsplit_once('+') {
+            Some((file, digits)) => (Some(base_name(file)), digits),
+            None => (None, word),
+        };
+        let address = u64::from_str_radix(digits.strip_prefix("0x")?, 16).ok()?;
+        Some(Address { file, address })
+    }
+
+    /// The functions that begin there, or have a sampled instruction there: in each file one at most.
+    fn functions<'a>(&self, profile: &'a Profile) -> Vec<&'a Frame> {
+        let frames = profile.frames.iter();
+        let in_file = each_once(frames.filter(|frame| self.file.is_none_or(|file| file == frame.module)));
+        let is_sampled = |module: &str| {
+            let mut rows = profile.meta.modules.iter();
+            rows.any(|row| assembly::file_name(row) == module && row.instructions.contains_key(&self.address))
+        };
+        let files = in_file.chunk_by(|a, b| a.module == b.module);
+        let nearest = files.filter_map(|functions| functions.iter().rfind(|frame| frame.address <= self.address));
+        let nearest = nearest.filter(|frame| frame.address == self.address || is_sampled(&frame.module));
+        nearest.copied().collect()
+    }
 }
 
 fn base_name(path: &str) -> &str {

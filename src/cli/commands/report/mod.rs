@@ -41,6 +41,21 @@ const ROWS: usize = 25;
 /// Functions whose callers are shown if several match: those with the most samples.
 const FUNCTIONS: usize = 10;
 
+/// The error for a word that ends several names: what to type instead.
+fn several(file: &Path, option: &str, word: &str, names: &[String]) -> Error {
+    const SHOWN: usize = 5;
+    let shown = names.iter().take(SHOWN).map(|name| line(name).into_owned());
+    let mut shown: Vec<String> = shown.collect();
+    let file = input::shown(file);
+    let first = shown.first().cloned().unwrap_or_default();
+    if names.len() > SHOWN {
+        shown.push(format!("{} more", names.len() - SHOWN));
+    }
+    let what = format!("`{}` is the end of {} names", line(word), names.len());
+    let hint = format!("nativeprof report {file} {option} '{first}'   or another of them");
+    Error::new(ErrorKind::Data, what).why(shown.join(", ")).hint(hint)
+}
+
 /// Prints the requested table.
 ///
 /// # Errors

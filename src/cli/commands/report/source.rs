@@ -4,11 +4,12 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 
 use serde_json::{Value, json};
 
-use super::{RenderedList, ReportContext, share};
+use super::{RenderedList, ReportContext, several, share};
 use crate::cli::input;
 use crate::cli::output::style::Color;
 use crate::error::{Error, ErrorKind, Result};
 use crate::escape::line;
+use crate::profile::function_names::{Named, named};
 use crate::profile::model::{Frame, FrameKind, Profile};
 use crate::profile::stats::{FunctionId, SelfTotal, source_file};
 
@@ -23,20 +24,20 @@ struct FileOfSource<'a> {
     counts: BTreeMap<u32, SelfTotal>,
 }
 
-/// The source of the functions with a name, or of a file: a path, or the end of one. Self samples of Python lines include
-/// the C code that they run.
+/// The source of the functions with a name (or its last parts), or of a file: a path, or the end of one. Self samples of
+/// Python lines include the C code that they run.
 ///
 /// # Errors
-/// `Data` if the profile has no such function or file, or does not know lines.
+/// `Data` if the profile has no such function or file, or does not know lines, or if the word ends several names.
 pub fn source(context: &ReportContext<'_>, word: &str) -> Result<RenderedList> {
-    let files = files(context, word);
+    let files = files(context, word)?;
     if files.is_empty() {
         let file = input::shown(context.file);
         return Err(Error::new(
             ErrorKind::Data,
             format!("no function or source file of the profile is called `{}`", line(word)),
         )
-        .why("expected a function's full name, or a path or the end of one, such as clean, Job.run or app/views.py")
+        .why("expected a function's name, or a path, or the end of one, such as clean, Job.run, geo::nearest or app/views.py")
         .hint(format!(
             "list functions and files with `nativeprof report {file} --by line`"
         )));
@@ -111,12 +112,18 @@ pub fn source(context: &ReportContext<'_>, word: &str) -> Result<RenderedList> {
 
 /// Whether the word names a Python function or file of the profile; else it may be a native one.
 pub fn is_python(profile: &Profile, word: &str) -> bool {
-    let mut python = profile.frames.iter().filter(|frame| frame.kind == FrameKind::Python);
-    python.any(|frame| is_named(frame, word) || is_in_file(frame, word))
-}
-
-fn is_named(frame: &Frame, word: &str) -> bool {
-    frame.name == word || frame.qualname == word
+    let frames = &profile.frames;
+    let is_python = |frame: &Frame| frame.kind == FrameKind::Python;
+    if frames.iter().any(|frame| is_python(frame) && is_in_file(frame, word)) {
+        return true;
+    }
+    match named(frames, word, |_| true) {
+        Named::Frames(all) => frames
+            .iter()
+            .zip(all)
+            .any(|(frame, is_named)| is_named && is_python(frame)),
+        _ => false,
+    }
 }
 
 fn is_in_file(frame: &Frame, word: &str) -> bool {
@@ -125,13 +132,21 @@ fn is_in_file(frame: &Frame, word: &str) -> bool {
 }
 
 /// What the word names, with its lines' samples.
-fn files<'a>(context: &ReportContext<'a>, word: &str) -> Vec<FileOfSource<'a>> {
+fn files<'a>(context: &ReportContext<'a>, word: &str) -> Result<Vec<FileOfSource<'a>>> {
     let stats = context.stats;
     let all: Vec<&Frame> = (0..stats.functions().len())
         .map(|id| stats.frame(id as FunctionId))
         .collect();
     let in_file = all.iter().filter(|frame| is_in_file(frame, word));
     let paths: HashSet<&str> = in_file.map(|frame| source_file(frame)).collect();
+    let frames = &context.profile.frames;
+    let wanted: Vec<bool> = match named(frames, word, |_| true) {
+        Named::Several(names) if paths.is_empty() => return Err(several(context.file, "--source", word, &names)),
+        Named::Frames(wanted) => wanted,
+        _ => Vec::new(),
+    };
+    let wanted = frames.iter().zip(&wanted).filter(|(_, is_wanted)| **is_wanted);
+    let wanted: HashSet<(&str, &str)> = wanted.map(|(frame, _)| full_name(frame)).collect();
     let mut files: Vec<FileOfSource<'a>> = Vec::new();
     let mut known: HashMap<&str, usize> = HashMap::new();
     let totals = stats.file_lines().into_iter();
@@ -141,7 +156,7 @@ fn files<'a>(context: &ReportContext<'a>, word: &str) -> Vec<FileOfSource<'a>> {
         let frame = all[row.function as usize];
         let path = source_file(frame);
         let is_wanted = if paths.is_empty() {
-            is_named(frame, word)
+            wanted.contains(&full_name(frame))
         } else {
             paths.contains(path)
         };
@@ -166,5 +181,9 @@ fn files<'a>(context: &ReportContext<'a>, word: &str) -> Vec<FileOfSource<'a>> {
             file.counts.insert(row.line, *counts);
         }
     }
-    files
+    Ok(files)
+}
+
+fn full_name(frame: &Frame) -> (&str, &str) {
+    (&frame.name, &frame.qualname)
 }
