@@ -28,9 +28,29 @@ fn bash_completes_words() {
         ("nativeprof report --call", "--callees --callers"),
         ("nativeprof report x.json --by m", "module"),
         ("nativeprof record --backend e", "ebpf"),
+        ("nativeprof record --mode ", "cpu off-cpu wall"),
+        ("nativeprof attach --event c", "context-switches cpu-clock cycles"),
+        ("nativeprof record -f s", "speedscope svg"),
+        ("nativeprof export x.json --format coll", "collapsed"),
+        ("nativeprof report x.json --value off", "off_cpu"),
+        ("nativeprof diff a b --value a", "alloc_bytes allocs await"),
+        ("nativeprof report x.json --waits --kind gi", "gil"),
+        ("nativeprof diff --normalize ", "rate share time"),
+        ("nativeprof completions ", "bash elvish fish powershell zsh"),
+        // Bash takes `=` as a word.
+        ("nativeprof export x --browser =", "auto off on"),
+        ("nativeprof record --debuginfod = o", "off on"),
+        // No dash that nobody typed: files, or nothing.
+        ("nativeprof attach ", ""),
+        ("nativeprof report ", ""),
+        ("nativeprof merge a.json ", ""),
+        ("nativeprof report --js", "--json"),
+        ("nativeprof record -- ls -", ""),
     ] {
+        let last = if line.ends_with(' ') { " ''" } else { "" };
+        let line = &format!("{line}{last}");
         let script = format!(
-            "source {}; COMP_LINE='{line}'; COMP_WORDS=({line}); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1)); \
+            "source {}; COMP_LINE=\"{line}\"; COMP_WORDS=({line}); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1)); \
              _nativeprof nativeprof \"${{COMP_WORDS[COMP_CWORD]}}\" \"${{COMP_WORDS[COMP_CWORD-1]}}\"; \
              printf '%s\\n' \"${{COMPREPLY[@]}}\" | sort",
             script.display()

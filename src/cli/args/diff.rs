@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum};
 
 use super::ColorWhen;
-use super::shared::{BrowserArg, FrameArgs, confidence, limit};
+use super::shared::{BrowserArg, FrameArgs, confidence, limit, values};
 
 #[derive(Debug, Args)]
 pub struct DiffCommand {
@@ -30,7 +30,7 @@ pub struct DiffCommand {
     #[arg(long = "self")]
     pub self_count: bool,
     /// Value to compare, such as cpu, wall, await or calls [default: samples or calls]
-    #[arg(long, value_name = "VALUE")]
+    #[arg(long, value_name = "VALUE", hide_possible_values = true, value_parser = values())]
     pub value: Option<String>,
     /// How to normalize the profiles
     #[arg(long, value_enum, default_value_t = Normalize::Share)]

@@ -13,7 +13,7 @@ pub use diff::{DiffBy, DiffCommand, DiffFormat, Normalize};
 pub use shared::{
     Browse, DebuginfodArg, FrameArgs, LabelArgs, ProcessRef, Sampling, SymbolArgs, TargetArg, TaskArgs, ViewArgs,
 };
-use shared::{rate, seconds};
+use shared::{formats, rate, seconds, values, wait_kinds};
 
 /// Sampling profiler for Linux: one interleaved stack of Python, native and kernel frames.
 #[derive(Debug, Parser)]
@@ -189,7 +189,7 @@ pub struct Replay {
     /// Output file or directory, or `-` for standard output [default: nativeprof-PID.html]
     #[arg(short, long, value_name = "FILE")]
     pub output: Option<PathBuf>,
-    #[arg(short, long, value_name = "FORMAT", help = format_help())]
+    #[arg(short, long, value_name = "FORMAT", hide_possible_values = true, value_parser = formats(), help = format_help())]
     pub format: Option<String>,
     /// Python frames only
     #[arg(long)]
@@ -259,10 +259,10 @@ pub struct ReportCommand {
     #[arg(long, conflicts_with_all = ["callers", "callees", "tree", "by", "sort", "value", "waits", "span", "label"])]
     pub lag: bool,
     /// Waits of one kind: gil (with who held it), lock, condition, sleep, read, poll, runnable, ...
-    #[arg(long, value_name = "KIND", requires = "waits")]
+    #[arg(long, value_name = "KIND", requires = "waits", hide_possible_values = true, value_parser = wait_kinds())]
     pub kind: Option<String>,
     /// Value to show, such as cpu, wall, await or calls [default: samples or calls]
-    #[arg(long, value_name = "VALUE")]
+    #[arg(long, value_name = "VALUE", hide_possible_values = true, value_parser = values())]
     pub value: Option<String>,
     /// Print JSON
     #[arg(long)]
@@ -351,7 +351,7 @@ pub struct Export {
     /// extension of the format]
     #[arg(short, long, value_name = "FILE")]
     pub output: Option<PathBuf>,
-    #[arg(short, long, value_name = "FORMAT", help = format_help())]
+    #[arg(short, long, value_name = "FORMAT", hide_possible_values = true, value_parser = formats(), help = format_help())]
     pub format: Option<String>,
     /// Python frames only: C time counts as part of the calling Python function
     #[arg(long)]
@@ -370,7 +370,7 @@ pub struct Merge {
     /// Output file or directory, or `-` for standard output
     #[arg(short, long, value_name = "FILE")]
     pub output: PathBuf,
-    #[arg(short, long, value_name = "FORMAT", help = format_help())]
+    #[arg(short, long, value_name = "FORMAT", hide_possible_values = true, value_parser = formats(), help = format_help())]
     pub format: Option<String>,
     /// Python frames only: C time counts as part of the calling Python function
     #[arg(long)]
@@ -400,7 +400,7 @@ pub struct RecordArgs {
     /// Output file or directory, or `-` for standard output [default: nativeprof-PID.html]
     #[arg(short, long, value_name = "FILE")]
     pub output: Option<PathBuf>,
-    #[arg(short, long, value_name = "FORMAT", help = format_help())]
+    #[arg(short, long, value_name = "FORMAT", hide_possible_values = true, value_parser = formats(), help = format_help())]
     pub format: Option<String>,
     /// List all files with samples in the summary, and what symbols they have
     #[arg(short, long)]

@@ -1,10 +1,14 @@
 //! Arguments that several commands share.
 
+use std::ffi::OsStr;
+
+use clap::builder::{PossibleValue, StringValueParser, TypedValueParser};
 use clap::{Args, ValueEnum};
 
 use super::{BackendChoice, pid};
 use crate::capture::{self, EVENT_KINDS, EventKind, MODES, Mode};
 use crate::error::{Error, ErrorKind};
+use crate::export::FORMATS;
 use crate::profile::labels::{LabelFilter, SPAN};
 use crate::profile::measure::{Clock, Measure};
 use crate::profile::views::ViewOptions;
@@ -56,10 +60,10 @@ pub struct Sampling {
     pub backend: BackendChoice,
     /// Event that triggers a sample: cpu-clock, cycles, page-faults, context-switches, or auto: cycles where the CPU has
     /// hardware counters, else cpu-clock
-    #[arg(long, value_name = "EVENT", default_value = "auto", value_parser = event_kind)]
+    #[arg(long, value_name = "EVENT", default_value = "auto", hide_possible_values = true, value_parser = event_kinds())]
     event: EventKind,
     /// Time to sample: cpu (while threads run), off-cpu (while they wait, or are runnable without a CPU), wall (both)
-    #[arg(long, value_name = "MODE", default_value = "cpu", value_parser = mode)]
+    #[arg(long, value_name = "MODE", default_value = "cpu", hide_possible_values = true, value_parser = modes())]
     pub mode: Mode,
     /// With --mode off-cpu or wall: leave out blocked intervals shorter than this, such as 10ms or 2s
     /// (eBPF only)
@@ -254,6 +258,72 @@ pub fn limit(text: &str) -> Result<f64, String> {
     }
 }
 
+/// Accepts any text; shells complete these words.
+#[derive(Clone)]
+pub struct Offered(Vec<&'static str>);
+
+impl TypedValueParser for Offered {
+    type Value = String;
+
+    fn parse_ref(
+        &self,
+        command: &clap::Command,
+        argument: Option<&clap::Arg>,
+        value: &OsStr,
+    ) -> Result<String, clap::Error> {
+        StringValueParser::new().parse_ref(command, argument, value)
+    }
+
+    fn possible_values(&self) -> Option<Box<dyn Iterator<Item = PossibleValue> + '_>> {
+        Some(Box::new(self.0.iter().map(PossibleValue::new)))
+    }
+}
+
+fn modes() -> impl TypedValueParser<Value = Mode> {
+    Offered(MODES.iter().map(|(name, _)| *name).collect()).try_map(|text| mode(&text))
+}
+
+fn event_kinds() -> impl TypedValueParser<Value = EventKind> {
+    Offered(EVENT_KINDS.iter().map(|(name, _)| *name).collect()).try_map(|text| event_kind(&text))
+}
+
+/// Names of formats. An unknown one is refused with the output.
+pub fn formats() -> Offered {
+    Offered(FORMATS.iter().map(|format| format.name).collect())
+}
+
+/// Values that profiles often have; others are events.
+pub fn values() -> Offered {
+    Offered(vec![
+        "samples",
+        "cpu",
+        "wall",
+        "off_cpu",
+        "await",
+        "calls",
+        "allocs",
+        "alloc_bytes",
+        "live_bytes",
+    ])
+}
+
+/// Kinds of waits that profiles often have.
+pub fn wait_kinds() -> Offered {
+    Offered(vec![
+        "gil",
+        "lock",
+        "condition",
+        "futex",
+        "sleep",
+        "read",
+        "write",
+        "poll",
+        "accept",
+        "connect",
+        "runnable",
+    ])
+}
+
 fn mode(text: &str) -> Result<Mode, String> {
     let names: Vec<_> = MODES.iter().map(|(name, _)| *name).collect();
     let found = MODES.iter().find(|(name, _)| *name == text).map(|(_, mode)| *mode);
@@ -305,7 +375,7 @@ pub struct ViewArgs {
     #[command(flatten)]
     pub frames: FrameArgs,
     /// Value to show in svg, collapsed and firefox, such as cpu, wall, await or calls [default: samples or calls]
-    #[arg(long, value_name = "VALUE")]
+    #[arg(long, value_name = "VALUE", hide_possible_values = true, value_parser = values())]
     pub value: Option<String>,
     /// One frame per line of a function (svg, collapsed; the other formats always have lines)
     #[arg(long)]

@@ -18,6 +18,38 @@ const NAME: &str = "nativeprof";
 /// What to type if the directory cannot be written.
 const HINT: &str = "nativeprof man DIR   with another directory";
 
+/// What bash calls, before the function that clap generates.
+const BASH_WRAPPER: &str = r#"
+_nativeprof() {
+    local word="$2" before="$3" earlier
+    COMPREPLY=()
+    # Options after `--` are those of the command that is recorded.
+    for earlier in "${COMP_WORDS[@]:1:COMP_CWORD-1}" ; do
+        if [[ "${earlier}" == "--" ]] ; then
+            return 0
+        fi
+    done
+    # `--browser=on` is three words.
+    if [[ "${word}" == "=" ]] ; then
+        before="${COMP_WORDS[COMP_CWORD-1]}"
+        word=""
+    elif [[ "${before}" == "=" ]] ; then
+        before="${COMP_WORDS[COMP_CWORD-2]}"
+    fi
+    _nativeprof_words "$1" "${word}" "${before}"
+    # All options begin with a dash, which bash would insert.
+    if [[ "${word}" != -* ]] ; then
+        local all=("${COMPREPLY[@]}") one
+        COMPREPLY=()
+        for one in "${all[@]}" ; do
+            if [[ "${one}" != -* ]] ; then
+                COMPREPLY+=("${one}")
+            fi
+        done
+    fi
+}
+"#;
+
 /// Prints the completions for a shell.
 ///
 /// # Errors
@@ -25,6 +57,9 @@ const HINT: &str = "nativeprof man DIR   with another directory";
 pub fn completions(shell: Shell) -> Result<()> {
     let mut text = Vec::new();
     clap_complete::generate(shell, &mut Cli::command(), NAME, &mut text);
+    if shell == Shell::Bash {
+        text = wrapped(&String::from_utf8_lossy(&text)).into_bytes();
+    }
     print(&text)
 }
 
@@ -52,6 +87,14 @@ pub fn man(directory: Option<&Path>) -> Result<()> {
     }
     crate::cli::print_status(&format!("written: {count} pages in {}", directory.display()));
     Ok(())
+}
+
+/// The function that clap generates for bash, called by ours.
+fn wrapped(script: &str) -> String {
+    let renamed = script.replacen("_nativeprof() {", "_nativeprof_words() {", 1);
+    let end = renamed.find("\nif [[ \"${BASH_VERSINFO").unwrap_or(renamed.len());
+    let (words, rest) = renamed.split_at(end);
+    format!("{words}{BASH_WRAPPER}{rest}")
 }
 
 fn page(command: &Command) -> io::Result<Vec<u8>> {
