@@ -301,6 +301,9 @@ class Profiler:
 
         :raises RuntimeError: another profiler is already running in this process.
         """
+        self._start()
+
+    def _start(self) -> None:
         global _running
         if _running is not None and _running._is_running():
             raise RuntimeError(
@@ -316,7 +319,7 @@ class Profiler:
         limitation = None if isinstance(self._recorder, _native.CallRecorder) else self._recorder.limitation()
         if limitation:
             try:
-                warnings.warn(limitation, RuntimeWarning, stacklevel=2)
+                warnings.warn(limitation, RuntimeWarning, stacklevel=3)
             except RuntimeWarning:
                 self.stop()
                 raise
@@ -377,7 +380,7 @@ class Profiler:
         return self._profile._repr_html_() if self._profile else None
 
     def __enter__(self) -> Profiler:
-        self.start()
+        self._start()
         return self
 
     def __exit__(self, *exc: object) -> None:

@@ -481,8 +481,8 @@ def test_half_of_the_descriptors_are_left_for_the_program():
     program = """
 end = threading.Event()
 def until_end():
-    while not end.is_set():
-        spin(0.001)
+    while not end.wait(0.02):
+        spin(0.0002)
 threads = [threading.Thread(target=until_end, daemon=True) for _ in range(100)]
 for thread in threads:
     thread.start()
@@ -745,3 +745,22 @@ def test_a_failed_write_leaves_what_was_there(tmp_path):
     assert (tmp_path / "out").read_text() == "old"
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["out", "precious", "program.py", "temporary"]
     assert [entry.name for entry in (tmp_path / "temporary").iterdir()] == ["out"]
+
+
+@pytest.mark.parametrize("mode", ["cpu", "wall"])
+@repeated
+def test_threads_that_start_later_have_names(mode):
+    def spin():
+        end = time.thread_time() + 0.15
+        while time.thread_time() < end:
+            pass
+
+    with nativeprof.Profiler(mode=mode, threads=True) as profiler:
+        threads = [threading.Thread(target=spin, name="later %d" % number) for number in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    names = [node["description"]["name"] for node in profiler.to_dict()["children"].values()]
+    for number in range(3):
+        likely(any("(later %d" % number in name for name in names), names)

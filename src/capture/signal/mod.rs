@@ -34,7 +34,7 @@ use sleeping::{ThreadActivity, ThreadProcFiles};
 use slot::CopyOptions;
 use slot_pool::SlotPool;
 pub use tick_timer::possible_rate;
-use tick_timer::{EVENT_SIGNAL, TickEvent, TickTimer, needs_events};
+use tick_timer::{EVENT_SIGNAL, TickEvent, TickTimer, events_work, needs_events};
 
 /// Longest time between two polls of the samples: bounds how old a code object may be when its name is read.
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
@@ -108,7 +108,7 @@ impl SignalBackend {
         let now = Instant::now();
         let is_fast = options.clock == SamplingClock::Cpu && needs_events(options.rate);
         Ok(SignalBackend {
-            with_events: is_fast && handler::install_for(EVENT_SIGNAL).is_ok(),
+            with_events: is_fast && events_work().is_ok(),
             options,
             pool,
             pid: std::process::id(),
@@ -134,8 +134,8 @@ impl SignalBackend {
         jitter::period(self.options.rate)
     }
 
-    /// Adds new threads, and removes those that have exited.
-    fn scan(&mut self) {
+    /// Adds new threads, and removes those that have exited: `out` and `exited` get the events.
+    fn scan(&mut self, out: &mut Vec<Event>, exited: &mut Vec<Event>) {
         let first = self.scanned.is_none();
         self.scanned = Some(Instant::now());
         let found: Vec<(Tid, Option<u64>)> = match &self.options.threads {
@@ -166,13 +166,16 @@ impl SignalBackend {
                 t.readiness(*tid, self.tick_signal());
             }
         }
+        let pid = self.pid;
         for (tid, thread_pointer, used, t) in new {
+            out.push(Event::Thread { pid, tid });
             self.add((tid, t), thread_pointer, used, first);
         }
         let (mut ended, mut missing, period) = (0, 0, self.period());
-        self.threads.retain(|_, t| {
+        self.threads.retain(|tid, t| {
             let seen = std::mem::take(&mut t.seen);
             if !seen {
+                exited.push(Event::Exit { pid, tid: *tid });
                 ended += t.used.saturating_sub(t.began);
                 missing += t.missing(period);
             }
@@ -442,17 +445,21 @@ impl Backend for SignalBackend {
         })?;
         self.began = sys::clock::now();
         self.period_end = Instant::now();
-        self.scan();
+        // The session has listed the threads itself.
+        self.scan(&mut Vec::new(), &mut Vec::new());
         self.next_due(Instant::now());
         Ok(())
     }
 
     fn poll(&mut self, wait: Duration, out: &mut Vec<Event>) -> Result<bool> {
+        let mut exited = Vec::new();
         if self.number != 0 && self.scanned.is_none_or(|at| at.elapsed() > NEW_THREADS) {
-            self.scan();
+            self.scan(out, &mut exited);
         }
         let ready = self.pool.ready.load(std::sync::atomic::Ordering::Acquire);
         self.drain(out);
+        // After their last samples.
+        out.append(&mut exited);
         if !out.is_empty() {
             return Ok(false);
         }

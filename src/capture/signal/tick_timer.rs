@@ -123,6 +123,15 @@ pub fn needs_events(rate: u64) -> bool {
     2 * rate > sys::clock::tick_rate()
 }
 
+/// Installs the handler of perf events, and tries whether there can be any.
+///
+/// # Errors
+/// `AddrInUse`: the program handles their signal. Those of [`TickEvent::new`].
+pub fn events_work() -> io::Result<()> {
+    handler::install_for(EVENT_SIGNAL)?;
+    TickEvent::new(0, MIN_FIRST).map(drop)
+}
+
 /// Samples per second of CPU time that can be taken of each thread, at most `rate`, and why they are fewer.
 pub fn possible_rate(rate: u64) -> (u64, Option<Error>) {
     let tick_rate = sys::clock::tick_rate();
@@ -135,9 +144,9 @@ pub fn possible_rate(rate: u64) -> (u64, Option<Error>) {
         let error = Error::new(ErrorKind::NotPermitted, what).why(why);
         (tick_rate, Some(error.hint(format!("{hint}rate={tick_rate}"))))
     };
-    match TickEvent::new(0, MIN_FIRST) {
-        Ok(_) if handler::install_for(EVENT_SIGNAL).is_ok() => (rate, None),
-        Ok(_) => limited("the program handles SIGURG".into(), String::new()),
+    match events_work() {
+        Ok(()) => (rate, None),
+        Err(e) if e.kind() == io::ErrorKind::AddrInUse => limited("the program handles SIGURG".into(), String::new()),
         Err(e) => {
             let is_refused = matches!(e.raw_os_error(), Some(libc::EACCES | libc::EPERM | libc::ENOSYS));
             let (why, hint) = match perf::paranoid_level() {
