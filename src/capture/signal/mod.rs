@@ -205,6 +205,7 @@ impl SignalBackend {
             self.lost += used.saturating_sub(due) / period;
             (t.first_tick, t.arrived_at) = (used + first, used);
             if t.unblocked_reads.is_none() {
+                t.close_files();
                 t.timer = self.timer(tid);
             }
             match &t.timer {
@@ -262,6 +263,7 @@ impl SignalBackend {
                 sample.time = sys::clock::now();
                 out.push(Event::Sample(sample.clone()));
                 self.delivered += 1;
+                t.spare_descriptors();
                 continue;
             }
             t.asleep = None;

@@ -78,6 +78,11 @@ impl SampledThread {
         readiness
     }
 
+    /// Closes the files of the thread, which are opened when they are needed again.
+    pub fn close_files(&mut self) {
+        (self.status, self.files) = (None, None);
+    }
+
     /// Closes the files of the thread if the program needs the descriptors more: they are opened again for each reading then.
     pub fn spare_descriptors(&mut self) {
         self.status.take_if(|file| are_scarce(file.as_fd()));
