@@ -37,8 +37,11 @@ const UNKNOWN: Color = Color { r: 190, g: 186, b: 180 };
 const STATE: Color = Color { r: 150, g: 176, b: 196 };
 const GROUP: Color = Color { r: 150, g: 200, b: 170 };
 
-/// Style for dark windows: blocks keep their colors, with dark text on them.
-const DARK: &str = "@media (prefers-color-scheme: dark) {
+/// The controls look like some, at full strength: inferno shows the one for the search at a tenth of it until the pointer is
+/// on it. In dark windows texts are light; blocks keep their colors, with dark text on them.
+const MORE_STYLE: &str = "#search, #unzoom { opacity:1; text-decoration:underline; }
+@media (prefers-color-scheme: dark) {
+svg:root { background:#14171c }
 rect[fill='url(#background)'] { fill:#14171c }
 #title, #subtitle, #details, #matched, #search, #unzoom, #legend text { fill:#e6e9ee }
 }
@@ -353,7 +356,7 @@ fn with_legend(svg: &str, legend: &[(&str, Color)]) -> String {
     let mut out = body
         .replacen(&format!("height=\"{height}\""), &format!("height=\"{taller}\""), 2)
         .replacen(&format!(" {height}\" xmlns"), &format!(" {taller}\" xmlns"), 1)
-        .replacen("</style>", &format!("{DARK}</style>"), 1)
+        .replacen("</style>", &format!("{MORE_STYLE}</style>"), 1)
         .replacen("<svg id=\"frames\"", &format!("<svg id=\"frames\" y=\"{ROW}\""), 1)
         .replacen(
             &format!("x=\"10\" y=\"{DETAILS}.00\""),
