@@ -33,7 +33,7 @@ report("open", wall, used);
 
 // Each action ends when the next frame has been drawn.
 const actions = {
-  "interpreter frames": (page) => page.showInterpreter(),
+  "interpreter frames": (page) => page.toolbar.showInterpreter(),
   "zoom to a frame": (page, i) => page.flame.zoom(page.flame.source.at(3 + i, page.flame.from + (page.flame.to - page.flame.from) / 3)),
   "zoom out": (page) => page.flame.back(true),
   "zoom by the wheel": (page, i) => page.flame.setSpan(1000 * i, 50000),
@@ -43,6 +43,7 @@ const actions = {
   "fold a kind away": (page, i) => page.model.set({ hiddenKinds: new Set([i % 2]) }),
   "only stacks with": (page, i) => (page.filters.clear(), page.onlyFunction(100 + i)),
   sandwich: (page, i) => (i || page.filters.clear(), page.openSandwich(10 + i * 7)),
+  "source of a function": (page, i) => (page.model.set({ selected: 12 + i * 3 }, "selection"), page.open("sources")),
   table: (page) => page.open("table"),
   "sort by name": (page) => page.table.rows.sort("function"),
   "order of time": (page, i) => (page.open("time"), page.time.setSpan(1e6 * i, 5e8)),
