@@ -663,9 +663,9 @@ async function lagging(page) {
   const rows = () => page.$$eval("#panel-lag .rows-body .row", (rows) => rows.map((row) => [".time", ".at", ".task", ".function", ".thread"].map((cell) => row.querySelector(cell).textContent)));
   const names = (await rows()).map(([took, at, task, place, thread]) => [took, at, task, place.replace(/\(.*\//, "("), thread]);
   assert.deepEqual(names, [
-    ["90.0 ms", "4.000 s", "-", "parse (app.py:12)", "MainThread 70"],
-    ["70.0 ms", "9.000 s", "late", "gone (other.py:3)", "MainThread 70"],
-    ["60.0 ms", "1.000 s", "report", "solve (app.py:20)", "MainThread 70"],
+    ["90.0 ms", "4.000 s", "-", "parse (app.py:12)", "MainThread (thread 70)"],
+    ["70.0 ms", "9.000 s", "late", "gone (other.py:3)", "MainThread (thread 70)"],
+    ["60.0 ms", "1.000 s", "report", "solve (app.py:20)", "MainThread (thread 70)"],
   ]);
   await page.click('#panel-lag .row:has-text("solve")');
   await settled(page);
@@ -742,8 +742,8 @@ async function waits(page) {
   await settled(page);
   assert.deepEqual(await rows(), [["1.00 s", "200", "5.0 ms", "gil", "wait (/srv/app.py:10)"]]);
   const gil = await page.$$eval(".gil tbody tr", (rows) => rows.map((row) => [...row.children].map((cell) => cell.textContent)));
-  assert.deepEqual(gil[0], ["worker (71)", "2.00 s", "201", "1.00 s", "-"]);
-  assert.ok(gil.some((row) => row.join() === "worker (71),MainThread (70),2.00 s,201,1.00 s"), JSON.stringify(gil));
+  assert.deepEqual(gil[0], ["worker (thread 71)", "2.00 s", "201", "1.00 s", "-"]);
+  assert.ok(gil.some((row) => row.join() === "worker (thread 71),MainThread (thread 70),2.00 s,201,1.00 s"), JSON.stringify(gil));
 }
 
 // Samples of suspended tasks represent the time since they were counted before.

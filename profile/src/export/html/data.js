@@ -76,6 +76,17 @@ function readLabels(rows, sets) {
   return { all: [...known.values()].sort(order), sets };
 }
 
+// Threads with the texts that say which one each is: `number` has its process too if there are several, `label` its name as well.
+function readThreads(rows) {
+  const hasProcesses = new Set(rows.map(([pid]) => pid)).size > 1;
+  return rows.map(([pid, tid, name]) => {
+    const thread = pid === tid && hasProcesses ? "" : `thread ${tid}`;
+    const number = [hasProcesses && `process ${pid}`, thread].filter(Boolean).join(" · ");
+    const known = clean(name);
+    return { pid, tid, name: known, number, label: known ? `${shorten(known, 60)} (${number})` : number };
+  });
+}
+
 async function readProfile(base64) {
   const bytes = await unpack(base64);
   const length = new DataView(bytes.buffer).getUint32(0, true);
@@ -172,7 +183,7 @@ async function readProfile(base64) {
     interpreterFrames: head.interpreterFrames,
     // Whether there are any to show.
     hasInterpreterFrames: head.folded !== n,
-    threads: head.threads.map(([pid, tid, name]) => ({ pid, tid, name: clean(name) })),
+    threads: readThreads(head.threads),
     timeline: { n: head.timeline, time, thread, node },
     excerpts: new Map(head.excerpts.map((row) => [clean(row[0]), new Excerpt(row)])),
     noSource: head.noSource,

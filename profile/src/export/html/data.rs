@@ -93,7 +93,7 @@ pub fn pack(profile: &Profile, options: &PageOptions<'_>, comparison: Option<&Co
     if let Some(value) = waits::value(profile) {
         let shown = values(profile).position(|(at, _)| at == value).unwrap_or(0);
         text.extend(b",\"waits\":");
-        for column in waits::write(profile, value, shown, &mut text)? {
+        for column in waits::write(profile, value, shown, &threads, &mut text)? {
             order.iter().for_each(|sample| columns.push(column[*sample]));
         }
     }

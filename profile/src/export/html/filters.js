@@ -125,7 +125,7 @@ class Filters {
     const chip = (text, undo) =>
       chips.push(el("button", { class: "chip", title: "Undo", "aria-label": `Undo: ${text}`, onclick: undo }, el("bdi", { text: shorten(text, 60) }), el("span", { "aria-hidden": true, text: "×" })));
     if (model.range) chip(`${(model.range[0] / 1e6).toFixed(2)}–${(model.range[1] / 1e6).toFixed(2)} s`, () => model.set({ range: null }));
-    if (model.threads) chip(model.threads.size === 1 ? `thread ${threads[[...model.threads][0]].tid}` : `${model.threads.size} of ${plural(threads.length, "thread")}`, () => model.set({ threads: null }));
+    if (model.threads) chip(model.threads.size === 1 ? threads[[...model.threads][0]].number : `${model.threads.size} of ${plural(threads.length, "thread")}`, () => model.set({ threads: null }));
     if (model.label) chip(model.label.text, () => model.set({ label: null }));
     if (model.profile.labels && document.activeElement !== $("label")) $("label").value = model.label?.text ?? "";
     model.only.forEach((only, at) => chip(`with ${only.label}`, () => model.set({ only: model.only.filter((_, i) => i !== at) })));

@@ -270,8 +270,7 @@ class Page {
     $("lanes").append(this.timeline.element);
     $("range-clear").addEventListener("click", () => this.timeline.choose(0, model.whole));
     for (const t of this.timeline.order.slice(0, 2000)) {
-      const { name, tid } = model.profile.threads[t];
-      $("thread").append(el("option", { value: t, text: `${shorten(name || "thread", 60)} ${tid}` }));
+      $("thread").append(el("option", { value: t, text: model.profile.threads[t].label }));
     }
     $("thread").addEventListener("change", () => this.showTime());
   }

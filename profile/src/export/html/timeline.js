@@ -9,7 +9,12 @@ class Timeline {
     const { threads, timeline } = model.profile;
     const samples = new Float64Array(threads.length);
     for (let i = 0; i < timeline.n; i++) samples[timeline.thread[i]]++;
-    this.order = [...samples.keys()].sort((a, b) => samples[b] - samples[a]);
+    // Threads of a process follow each other, those with most samples first.
+    const ofProcess = new Map();
+    threads.forEach(({ pid }, t) => ofProcess.set(pid, (ofProcess.get(pid) ?? 0) + samples[t]));
+    const process = (t) => threads[t].pid;
+    const rank = (a, b) => ofProcess.get(process(b)) - ofProcess.get(process(a)) || process(a) - process(b) || samples[b] - samples[a];
+    this.order = [...samples.keys()].sort(rank);
     this.tracks = this.order.slice(0, MAX_TRACKS);
     this.samples = samples;
 
@@ -30,6 +35,7 @@ class Timeline {
     this.plot = el("div", { class: "plot" }, this.canvas);
     this.element = el("div", { class: "lanes" }, this.labels, this.plot);
     $("axis").append(this.axis);
+    $("timeline").classList.toggle("processes", ofProcess.size > 1);
     $("states").hidden = !model.profile.waits;
     if (model.profile.waits) $("states").append(...stateLegend());
     this.fields = [$("range-from"), $("range-to")];
@@ -45,7 +51,7 @@ class Timeline {
   }
 
   track(t) {
-    const { name, tid, pid } = this.model.profile.threads[t];
+    const { name, tid, pid, number } = this.model.profile.threads[t];
     const title = `${name || "thread"} · thread ${tid} of process ${pid} · ${plural(this.samples[t], "sample")}`;
     const box = el("input", { type: "checkbox", checked: true, "aria-label": `Show ${title}` });
     box.addEventListener("change", () => this.toggle(t, box.checked));
@@ -54,8 +60,8 @@ class Timeline {
       "label",
       { class: "track", title },
       box,
-      el("span", { class: "name", text: name || `thread ${tid}` }),
-      el("span", { class: "dim num", text: String(tid) }),
+      el("span", { class: "name", text: name || number }),
+      name ? el("span", { class: "dim num", text: number }) : null,
     );
     return el("div", { class: "lane" }, label, only);
   }
@@ -291,8 +297,7 @@ class Timeline {
     const thread = tracks[Math.floor(y / TRACK)];
     const lines = [`${(t / 1e6).toFixed(3)} s`];
     if (thread === undefined) return lines;
-    const { name, tid } = model.profile.threads[thread];
-    lines.push(`${name || "thread"} ${tid}`);
+    lines.push(model.profile.threads[thread].label);
     const { columns, data, size, full } = this.bins;
     const { waits } = model.profile;
     const column = Math.min(columns - 1, Math.floor((t / model.whole) * columns));

@@ -6,8 +6,8 @@
 //!          "functions": [[name, held, waited for]]}, times in ns, each list with its greatest times first}
 //! ```
 //!
-//! A thread is its name and number. Two columns follow those of the samples: site (from 1; 0: running), and the length of the
-//! interval in ns.
+//! A thread is its name and number: `worker (thread 71)`, of several processes `worker (process 70 · thread 71)`. Two
+//! columns follow those of the samples: site (from 1; 0: running), and the length of the interval in ns.
 
 use std::io::{self, Write};
 
@@ -27,8 +27,15 @@ pub fn value(profile: &Profile) -> Option<usize> {
     value.filter(|_| !profile.waits.is_empty())
 }
 
-/// Writes the JSON object, and returns the two columns of samples. `value`: of the profile; `shown`: the same of the page.
-pub fn write(profile: &Profile, value: usize, shown: usize, out: &mut Vec<u8>) -> io::Result<[Vec<u64>; 2]> {
+/// Writes the JSON object, and returns the two columns of samples. `value`: of the profile; `shown`: the same of the page;
+/// `threads`: those that the page shows.
+pub fn write(
+    profile: &Profile,
+    value: usize,
+    shown: usize,
+    threads: &[(Pid, Tid)],
+    out: &mut Vec<u8>,
+) -> io::Result<[Vec<u64>; 2]> {
     let (sites, of_sample) = places(profile);
     write!(out, "{{\"value\":{shown}")?;
     list("sites", sites.iter(), out, |(frame, site), out| {
@@ -37,14 +44,18 @@ pub fn write(profile: &Profile, value: usize, shown: usize, out: &mut Vec<u8>) -
         out.write_all(b"]")
     })?;
     let gil = gil_waits::of(profile, value);
+    let mut pids = threads.iter().map(|(pid, _)| pid);
+    let first = pids.next();
+    let has_processes = pids.any(|pid| Some(pid) != first);
+    let thread = |id| thread(profile, id, has_processes);
     out.extend(b",\"gil\":{\"rows\":0");
     list("threads", gil.threads.iter().take(ROWS), out, |t, out| {
-        strings(&[&thread(profile, (t.pid, t.tid))], out)?;
+        strings(&[&thread((t.pid, t.tid))], out)?;
         write!(out, ",{},{:.1},{},{}]", t.waited, t.count, t.longest, t.held)
     })?;
     list("pairs", gil.pairs.iter().take(ROWS), out, |pair, out| {
-        let holder = pair.holder.map_or("?".into(), |holder| thread(profile, holder));
-        strings(&[&thread(profile, pair.waiter), &holder], out)?;
+        let holder = pair.holder.map_or("?".into(), thread);
+        strings(&[&thread(pair.waiter), &holder], out)?;
         write!(out, ",{},{:.1},{}]", pair.waited, pair.count, pair.longest)
     })?;
     list("functions", gil.functions.iter().take(ROWS), out, |function, out| {
@@ -68,10 +79,16 @@ fn strings(texts: &[&str], out: &mut Vec<u8>) -> io::Result<()> {
     Ok(())
 }
 
-fn thread(profile: &Profile, (pid, tid): (Pid, Tid)) -> String {
+/// As the page labels threads, with their processes if there are several.
+fn thread(profile: &Profile, (pid, tid): (Pid, Tid), has_processes: bool) -> String {
+    let number = match has_processes {
+        true if pid == tid => format!("process {pid}"),
+        true => format!("process {pid} · thread {tid}"),
+        false => format!("thread {tid}"),
+    };
     let known = profile.meta.threads.iter().find(|(p, t, _)| (*p, *t) == (pid, tid));
     match known.map_or("", |(.., name)| name) {
-        "" => format!("thread {tid}"),
-        name => format!("{name} ({tid})"),
+        "" => number,
+        name => format!("{name} ({number})"),
     }
 }
