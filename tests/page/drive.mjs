@@ -725,8 +725,8 @@ async function waits(page) {
   const rows = () =>
     page.$$eval("#panel-waits .rows-body .row", (rows) => rows.map((row) => [".time", ".count", ".longest", ".waitkind", ".cell.function"].map((cell) => row.querySelector(cell).textContent)));
   assert.deepEqual(await rows(), [
-    ["2.00 s", "201", "1.00 s", "gil", "wait (/srv/app.py:10)"],
-    ["1.00 s", "1", "1.00 s", "sleep", "main (/srv/app.py:1)"],
+    ["2.00 s", "201", "1.00 s", "gil", "wait (app.py:10)"],
+    ["1.00 s", "1", "1.00 s", "sleep", "main (app.py:1)"],
   ]);
   // How much of a function's time is CPU time, and what the rest is.
   const states = async (name) => {
@@ -740,7 +740,7 @@ async function waits(page) {
   await page.fill("#range-to", "1");
   await page.keyboard.press("Tab");
   await settled(page);
-  assert.deepEqual(await rows(), [["1.00 s", "200", "5.0 ms", "gil", "wait (/srv/app.py:10)"]]);
+  assert.deepEqual(await rows(), [["1.00 s", "200", "5.0 ms", "gil", "wait (app.py:10)"]]);
   const gil = await page.$$eval(".gil tbody tr", (rows) => rows.map((row) => [...row.children].map((cell) => cell.textContent)));
   assert.deepEqual(gil[0], ["worker (thread 71)", "2.00 s", "201", "1.00 s", "-"]);
   assert.ok(gil.some((row) => row.join() === "worker (thread 71),MainThread (thread 70),2.00 s,201,1.00 s"), JSON.stringify(gil));

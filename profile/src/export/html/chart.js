@@ -162,7 +162,7 @@ class Chart {
     c.fillStyle = dimmed ? this.palette.colors.faint : this.palette.colors["frame-text"];
     const used = this.letters.draw(c, mark + name[fn], x, y, room);
     const known = !this.model.isGroup(fn) && this.model.kind(fn) !== "unknown";
-    const place = known && used + 60 < room ? baseName(this.model.place(fn)) : "";
+    const place = known && used + 60 < room ? shortModule(baseName(this.model.place(fn))) : "";
     if (place) {
       c.globalAlpha *= 0.6;
       this.letters.draw(c, place, x + used + 8, y, room - used - 8);

@@ -251,7 +251,7 @@ function qualityDialog(model, about) {
     if (key !== "partial") continue;
     for (const [reason, n] of Object.entries(q.reasons)) rows.push([el("span", { class: "reason", text: reason }), count(n), percent(n, all), ""]);
   }
-  const quality = el("table", null, el("thead", null, el("tr", null, ...["Stacks", "Samples", "Share", ""].map((t) => el("th", { text: t, scope: "col" })))));
+  const quality = el("table", { class: "shares" }, el("thead", null, el("tr", null, ...["Stacks", "Samples", "Share", "Meaning"].map((t) => el("th", { text: t, scope: "col" })))));
   const body = el("tbody", null);
   for (const [first, ...rest] of rows) body.append(el("tr", null, el("th", { scope: "row" }, first), ...rest.map((t) => el("td", { text: t }))));
   quality.append(body);

@@ -84,12 +84,13 @@ class Filters {
       label: "Modules",
       role: "grid",
       columns: [
-        { key: "on", title: "", cell: (m) => el("input", { type: "checkbox", checked: !model.hiddenModules.has(m), "aria-label": `Show ${modules[m]}`, onchange: () => this.toggleModule(m) }) },
+        { key: "on", title: "Show", cell: (m) => el("input", { type: "checkbox", checked: !model.hiddenModules.has(m), "aria-label": `Show ${modules[m]}`, onchange: () => this.toggleModule(m) }) },
         { key: "function", title: "Module", cell: (m) => el("span", { class: "function" }, el("i", { class: "dot " + kind.get(m) }), el("bdi", { class: "name", text: modules[m], title: modules[m] })) },
         { key: "self", title: "Self", num: true, cell: (m) => share(samples[m], model.profile.total) },
-        { key: "solo", title: "", cell: (m) => el("button", { class: "bare only", text: "only", title: `Hide all other modules`, onclick: () => this.onlyModule(m) }) },
+        { key: "solo", title: "Only", cell: (m) => el("button", { class: "bare only", text: "only", title: `Hide all other modules`, onclick: () => this.onlyModule(m) }) },
       ],
       onopen: (m) => this.toggleModule(m),
+      why: () => `No module has "${shorten($("modules-filter").value, 100)}" in its name.`,
       onkey: (event, at) => event.key === " " && at >= 0 && (this.toggleModule(this.rows.rows[at]), true),
     });
     $("modules-list").append(this.rows.element);

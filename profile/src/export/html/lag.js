@@ -14,7 +14,7 @@ class LagPanel {
         { key: "time", title: "Took", num: true, sort: number("length"), cell: (lag) => duration(lag.length) },
         { key: "at", title: "At", num: true, sort: number("begin"), cell: (lag) => `${(lag.begin / 1e6).toFixed(3)} s` },
         { key: "task", title: "Task", sort: text("task"), cell: (lag) => el("bdi", { text: lag.task || "-", title: shorten(lag.task, 600) }) },
-        { key: "function", title: "Where", sort: text("place"), cell: (lag) => el("bdi", { text: lag.place, title: shorten(lag.place, 600) }) },
+        { key: "function", title: "Where", sort: text("place"), cell: (lag) => placeText(lag.place) },
         { key: "thread", title: "Thread", sort: number("thread"), cell: (lag) => (lag.thread < 0 ? "-" : threads[lag.thread].label) },
       ],
       onpick: options.onpick,

@@ -34,8 +34,8 @@ class Page {
     const { meta } = this.model.profile;
     const { comparison } = this.model;
     const command = comparison ? `${comparison.after} compared to ${comparison.before}` : meta.command || (meta.pid ? `process ${meta.pid}` : "Profile");
-    $("title").textContent = shorten(command, 200);
-    $("title").title = shorten(command, 1000);
+    const title = shorten(comparison ? command : shortCommand(command), 400);
+    $("title").replaceChildren(pathText(title, title.length - Math.min(16, title.length >> 1), command));
     document.title = `${shorten(command, 80)} · nativeprof`;
     if (comparison) {
       $("quality-button").hidden = true;
@@ -110,16 +110,10 @@ class Page {
     this.waits = model.profile.waits && new WaitsPanel(model);
     this.lag = new LagPanel(model, { onpick: (lag) => this.openLag(lag), onopen: () => this.open("flame") });
     this.middle = el("div", { class: "middle" });
-    const panel = (name, ...children) => el("div", { class: "panel " + name, role: "tabpanel", id: "panel-" + name, "aria-labelledby": "tab-" + name, hidden: true }, ...children);
-    const charts = el(
-      "div",
-      { class: "sandwich-charts" },
-      el("span", { class: "side up", "aria-hidden": true, text: "Callers" }),
-      this.callers.element,
-      this.middle,
-      this.callees.element,
-      el("span", { class: "side down", "aria-hidden": true, text: "Callees" }),
-    );
+    const change = model.comparison ? " comparison" : "";
+    const panel = (name, ...children) => el("div", { class: "panel " + name + change, role: "tabpanel", id: "panel-" + name, "aria-labelledby": "tab-" + name, hidden: true }, ...children);
+    this.sides = [el("span", { class: "side up" }), el("span", { class: "side down" })];
+    const charts = el("div", { class: "sandwich-charts" }, this.sides[0], this.callers.element, this.middle, this.callees.element, this.sides[1]);
     this.panels = {
       flame: { title: "Flame graph", element: panel("flame", this.flame.element), draw: () => this.flame.draw(), show: () => this.flame.show(new TreeSource(model.view)), chart: this.flame },
       time: { title: "Chronological", element: panel("time", this.time.element), draw: () => this.time.draw(), show: () => this.showTime(), chart: this.time },
@@ -213,6 +207,11 @@ class Page {
     this.callers.show(new TreeSource(callers, 1));
     this.callees.show(new TreeSource(callees, 1));
     this.sandwiched = fn;
+    // Below its root such a tree has the function itself.
+    [callers.n > 2 ? "Callers" : "No callers: its stacks begin with it", callees.n > 2 ? "Callees" : "No callees: its stacks end with it"].forEach((text, side) => {
+      this.sides[side].textContent = shown ? text : "";
+      this.sides[side].classList.toggle("none", text.startsWith("No"));
+    });
   }
 
   openSandwich(fn) {

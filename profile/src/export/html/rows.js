@@ -4,7 +4,7 @@ const ROW_HEIGHT = 24;
 
 class Rows {
   // options: label, role ("grid" or "treegrid"), columns [{ key, title, cell(row) -> node or text, num, sort }],
-  // onpick(row), onopen(row), onkey(event, index)
+  // onpick(row), onopen(row), onkey(event, index), why() -> what to say where there may be no row
   constructor(options) {
     this.options = options;
     this.rows = [];
@@ -24,7 +24,8 @@ class Rows {
     }
     this.body = el("div", { class: "rows-body", role: "rowgroup" });
     this.scroller = el("div", { class: "rows-scroll", tabindex: 0, role: options.role, "aria-label": options.label }, el("div", { role: "rowgroup", class: "rows-head" }, this.head), this.body);
-    this.element = this.scroller;
+    this.nothing = el("p", { class: "nothing hint", hidden: true });
+    this.element = el("div", { class: "rows" }, this.scroller, this.nothing);
     this.scroller.addEventListener("scroll", () => this.draw());
     this.scroller.addEventListener("keydown", (event) => this.key(event));
     new ResizeObserver(() => this.draw()).observe(this.scroller);
@@ -40,6 +41,8 @@ class Rows {
     this.body.style.height = rows.length * ROW_HEIGHT + "px";
     this.made.clear();
     this.body.replaceChildren();
+    this.nothing.hidden = rows.length > 0;
+    this.nothing.textContent = rows.length ? "" : (this.options.why?.() ?? "");
     this.draw();
   }
 
@@ -169,8 +172,8 @@ class FunctionTable {
       { key: "totaln", title: amountTitle(model), num: true, sort: (a, b) => model.totals.all[a] - model.totals.all[b], cell: (fn) => model.number(model.totals.all[fn]) },
       { key: "function", title: "Function", sort: (a, b) => (f.name[a] < f.name[b] ? -1 : f.name[a] > f.name[b] ? 1 : 0), cell: (fn) => functionName(model, fn) },
       { key: "kind", title: "Kind", sort: (a, b) => f.kind[a] - f.kind[b], cell: (fn) => KIND_NAMES[model.kind(fn)] },
-      { key: "module", title: "Module", sort: (a, b) => (modules[f.module[a]] < modules[f.module[b]] ? -1 : 1), cell: (fn) => el("bdi", { text: modules[f.module[fn]] }) },
-      { key: "place", title: "Source", cell: (fn) => el("bdi", { class: "dim", text: baseName(model.source(fn)), title: shorten(model.source(fn), 600) }) },
+      { key: "module", title: "Module", sort: (a, b) => (modules[f.module[a]] < modules[f.module[b]] ? -1 : 1), cell: (fn) => el("bdi", { text: shortModule(modules[f.module[fn]]), title: shorten(modules[f.module[fn]], 600) }) },
+      { key: "place", title: "Source", cell: (fn) => sourceText(model.source(fn)) },
     ].filter((c) => options.columns.includes(c.key));
     if (model.comparison && options.columns.length > 3) {
       columns.splice(0, columns.findIndex((c) => c.key === "function"), ...changeColumns(model));
@@ -183,6 +186,7 @@ class FunctionTable {
       onpick: options.onpick,
       onopen: options.onopen,
       onsort: () => this.refresh(),
+      why: () => (model.search.matches ? `No function that is shown matches /${shorten(model.search.text, 100)}/.` : "No functions: no samples are shown."),
     });
     this.rows.sorted = options.sorted;
     this.rows.descending = true;
@@ -206,6 +210,12 @@ class FunctionTable {
   }
 }
 
+// The name of a file with a line, which stays where there is not enough room.
+function sourceText(source) {
+  const text = baseName(source);
+  return pathText(text, text.lastIndexOf(":"), source);
+}
+
 // The tree as expandable rows: the data of the flame graph, for keyboards and screen readers.
 class CallTree {
   constructor(model, options) {
@@ -216,7 +226,7 @@ class CallTree {
       { key: "totaln", title: amountTitle(model), num: true, cell: (i) => model.number(model.view.all[i]) },
       { key: "self", title: "Self", num: true, cell: (i) => model.number(model.view.self[i]) },
       { key: "function", title: "Function", cell: (i) => this.name(i) },
-      { key: "place", title: "Where", cell: (i) => el("bdi", { class: "dim", text: i ? model.place(model.view.fn[i]) : "" }) },
+      { key: "place", title: "Where", cell: (i) => (i ? pathText(model.place(model.view.fn[i])) : "") },
     ];
     this.rows = new Rows({
       id: "tree-row",

@@ -41,6 +41,30 @@ function byteCount(n) {
 const baseName = (path) => path.slice(path.lastIndexOf("/") + 1);
 const shorten = (text, most) => (text.length > most ? text.slice(0, most - 1) + "…" : text);
 
+// The name of a module without the part that only says for which interpreter it was built: `_json.so`.
+const shortModule = (name) => name.replace(/\.(cpython-\d+\w*(-[\w-]+)?|abi3)(?=\.so$)/, "");
+
+// A function with its place, and what it called: `parse (/srv/app.py:12) in read (libc.so.6)` is `parse (app.py:12) in read
+// (libc.so.6)`. Where there is not enough room, the place stays.
+function placeText(text) {
+  const short = text.replace(/\(\/[^()]*\/(?=[^()/]+\))/g, "(");
+  const [, name, place, rest] = /^(.*?)( \([^()]*\))(.*)$/s.exec(short) ?? [short, short, "", ""];
+  return el("bdi", { class: "path", title: shorten(text, 1000) }, el("span", { class: "start", text: name }), el("span", { class: "end", text: place }), el("span", { class: "rest", text: rest }));
+}
+
+// A command line whose program and script have no directories: `python3 app.py --port 80`.
+function shortCommand(command) {
+  const name = (word) => baseName(word) || word;
+  const words = command.split(" ");
+  return words.map((word, at) => (at === 0 || (at < 4 && word.startsWith("/")) ? name(word) : word)).join(" ");
+}
+
+// A text that is cut in the middle where there is not enough room: the last part of its last path stays, by default.
+function pathText(text, at = text.lastIndexOf("/"), title = text) {
+  const cut = Math.max(0, at);
+  return el("bdi", { class: "path", title: shorten(title, 1000) }, el("span", { class: "start", text: text.slice(0, cut) }), el("span", { class: "end", text: text.slice(cut) }));
+}
+
 // An element; strings among its children become text, never markup.
 function el(tag, attributes, ...children) {
   const element = document.createElement(tag);
@@ -49,7 +73,8 @@ function el(tag, attributes, ...children) {
     if (key.startsWith("on")) element.addEventListener(key.slice(2), value);
     else if (key === "text") element.textContent = value;
     else if (key === "class") element.className = value;
-    else element.setAttribute(key, value === true ? "" : value);
+    // Attributes of HTML are there or not; those of ARIA say `true`.
+    else element.setAttribute(key, value === true && !key.startsWith("aria-") ? "" : value);
   }
   element.append(...children.filter((c) => c !== null && c !== undefined && c !== false));
   return element;

@@ -72,6 +72,7 @@ class Toolbar {
       const { style, offsetWidth } = $("modules");
       style.left = Math.max(4, Math.min(box.left, innerWidth - offsetWidth - 8)) + "px";
       style.top = box.bottom + 6 + "px";
+      style.maxHeight = `calc(100vh - ${box.bottom + 14}px)`;
       page.filters.list();
       $("modules-filter").focus();
     });

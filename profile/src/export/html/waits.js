@@ -124,8 +124,9 @@ class WaitsPanel {
         { key: "count", title: "Count", num: true, sort: by("count"), cell: (i) => (this.sums.count[i] ? count(Math.round(this.sums.count[i])) : "-"), help: "An estimate: intervals shorter than the sampling period are sampled" },
         { key: "longest", title: "Longest", num: true, sort: by("longest"), cell: (i) => (this.sums.longest[i] ? duration(this.sums.longest[i] / 1e3) : "-") },
         { key: "waitkind", title: "Kind", sort: (a, b) => (label(a) < label(b) ? -1 : label(a) > label(b) ? 1 : 0), cell: (i) => el("span", { class: "function" }, el("i", { class: "dot state-" + STATES[model.profile.waits.state[i + 1]] }), el("bdi", { class: "name", text: label(i) })) },
-        { key: "function", title: "Where", sort: text("place"), cell: (i) => el("bdi", { text: sites[i].place, title: shorten(sites[i].place, 600) }) },
+        { key: "function", title: "Where", sort: text("place"), cell: (i) => placeText(sites[i].place) },
       ],
+      why: () => `No thread ${model.threads ? "that is shown " : ""}waited${model.range ? " in this time" : ""}.`,
       onsort: () => this.refresh(),
     });
     this.rows.sorted = "total";
@@ -172,7 +173,7 @@ class WaitsPanel {
     const table = (title, heads, rows) => {
       const head = el("thead", null, el("tr", null, ...heads.map((text) => el("th", { text, scope: "col" }))));
       const body = rows.slice(0, 50).map((cells) => el("tr", null, ...cells.map((text, at) => el(at ? "td" : "th", at ? { text } : { scope: "row" }, at ? null : el("bdi", { text })))));
-      return el("section", null, el("h3", { text: title }), el("table", null, head, el("tbody", null, ...body)));
+      return el("section", null, el("h2", { text: title }), el("table", null, head, el("tbody", null, ...body)));
     };
     this.gil.replaceChildren(
       table("GIL: threads (whole recording)", ["Thread", "Waited", "Count", "Longest", "Held (estimate)"], threads.map(([name, waited, n, longest, held]) => [name, time(waited), often(n), time(longest), time(held)])),
