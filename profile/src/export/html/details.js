@@ -41,6 +41,7 @@ class Details {
           button("Copy name", "Copy the function's name", () => this.actions.copy(name)),
         );
     element.replaceChildren(
+      this.crumb(),
       el("h2", null, el("i", { class: "dot " + kind }), el("bdi", { text: shorten(name, 1200) })),
       list,
       ...(actions ? [actions] : []),
@@ -110,36 +111,24 @@ class Details {
     );
   }
 
-  // The user's own functions: each sample belongs to the innermost of them. Without these, all Python functions.
+  // The list that the page begins with, and its titles.
   ownFunctions() {
     const { model } = this;
-    const { functions: f, categories } = model.profile;
-    const yours = categories.indexOf("your code");
-    const own = this.innermost((fn) => f.category[fn] === yours);
-    const python = own ?? this.innermost((fn) => model.kind(fn) === "python");
-    if (!python) return null;
-    const title = own ? "Your functions" : "Python functions";
-    const what = own ? "the libraries and C code that it runs" : "the C code that it runs";
-    return [el("h2", { text: title }), python, el("p", { class: "hint", text: `Each with ${what}, at its line with most samples.` })];
+    const { functions: f, files } = model.profile;
+    const own = model.ownFunctions();
+    if (!own.length) return null;
+    const title = model.ownTitle();
+    const what = title === YOURS ? "the libraries and C code that it runs" : "the C code that it runs";
+    const place = ({ fn, line }) => baseName(files[f.file[fn]]) + (line ? ":" + line : "");
+    const links = this.links(own.map((row) => [row.fn, row.samples, place(row)]), model.total);
+    return [el("h2", { text: title }), links, el("p", { class: "hint", text: `Each with ${what}, at its line with most samples.` })];
   }
 
-  // A list of the functions of a kind that are the innermost ones of most samples, with their hottest lines.
-  innermost(isOf) {
+  // Leads back from a function to what is shown while none is selected.
+  crumb() {
     const { model } = this;
-    const { functions: f, files } = model.profile;
-    const { view } = model;
-    const inner = new Int32Array(view.n);
-    const sums = new Float64Array(f.count);
-    for (let i = 1; i < view.n; i++) {
-      inner[i] = isOf(view.fn[i]) ? view.fn[i] : inner[view.parent[i]];
-      sums[inner[i]] += view.self[i];
-    }
-    const hot = [];
-    for (let fn = 1; fn < f.count; fn++) if (sums[fn] > 0) hot.push(fn);
-    hot.sort((a, b) => sums[b] - sums[a] || model.totals.all[b] - model.totals.all[a] || (f.name[a] < f.name[b] ? -1 : 1)).splice(8);
-    if (!hot.length) return null;
-    const place = (fn) => baseName(files[f.file[fn]]) + (f.hottest[fn] ? ":" + f.hottest[fn] : "");
-    return this.links(hot.map((fn) => [fn, sums[fn], place(fn)]), model.total);
+    const back = model.comparison ? "What changed" : model.ownFunctions().length ? model.ownTitle() : "Time by kind of code";
+    return el("nav", { class: "crumb", "aria-label": "Back" }, el("button", { class: "bare", title: `Back to "${back}" (y)`, text: `‹ ${back}`, onclick: () => this.actions.overview() }));
   }
 
   // Functions with their parts of `all`, or with texts; some with a place.

@@ -2,6 +2,9 @@
 
 // Numbers of lines are below this.
 const LINES = 2 ** 32;
+// As many of the user's own functions are listed.
+const YOURS = "Your functions";
+const OWN_FUNCTIONS = 8;
 
 class Model {
   constructor(profile) {
@@ -135,6 +138,7 @@ class Model {
     [this.view, this.totals, this.total] = [view, totals, view.all[0]];
     this.compare(folded);
     this.sandwiches = new Map();
+    this.own = null;
     this.share();
   }
 
@@ -243,6 +247,41 @@ class Model {
       }
     }
     return new Map([...(below[0] ?? [])].map(([key, all]) => [key, [Math.max(all, self.get(key)), self.get(key)]]));
+  }
+
+  // The user's own functions with most samples, where each sample belongs to the innermost of them; without these, Python
+  // functions: each with the line that has most of its samples in the complete recording, 0: not known.
+  ownFunctions() {
+    return (this.own ??= this.findOwnFunctions());
+  }
+
+  ownTitle() {
+    const { categories, functions: f } = this.profile;
+    const own = this.ownFunctions();
+    return own.length && categories[f.category[own[0].fn]] === "your code" ? YOURS : "Python functions";
+  }
+
+  findOwnFunctions() {
+    const { functions: f, categories } = this.profile;
+    const yours = categories.indexOf("your code");
+    const own = this.innermost((fn) => f.category[fn] === yours);
+    return own.length ? own : this.innermost((fn) => this.kind(fn) === "python");
+  }
+
+  innermost(isOf) {
+    const { view } = this;
+    const { functions: f } = this.profile;
+    const inner = new Int32Array(view.n);
+    const sums = new Float64Array(f.count);
+    for (let i = 1; i < view.n; i++) {
+      inner[i] = isOf(view.fn[i]) ? view.fn[i] : inner[view.parent[i]];
+      sums[inner[i]] += view.self[i];
+    }
+    const hot = [];
+    for (let fn = 1; fn < f.count; fn++) if (sums[fn] > 0) hot.push(fn);
+    const { all } = this.totals;
+    hot.sort((a, b) => sums[b] - sums[a] || all[b] - all[a] || (f.name[a] < f.name[b] ? -1 : 1)).splice(OWN_FUNCTIONS);
+    return hot.map((fn) => ({ fn, samples: sums[fn], line: f.hottest[fn] }));
   }
 
   // Samples of each line of a function, in the complete recording: line -> [total, self].

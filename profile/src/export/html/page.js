@@ -14,6 +14,7 @@ class Page {
       copy: (text) => this.copy(text),
       select: (fn) => model.set({ selected: fn }, "selection"),
       source: (fn) => this.openSource(fn),
+      overview: () => this.overview(),
     });
     this.buildPanels();
     this.buildTimeline();
@@ -206,12 +207,12 @@ class Page {
     const { callers, callees } = shown ? model.sandwich(fn) : { callers: none, callees: none };
     this.callers.show(new TreeSource(callers, 1));
     this.callees.show(new TreeSource(callees, 1));
-    this.sandwiched = fn;
     // Below its root such a tree has the function itself.
     [callers.n > 2 ? "Callers" : "No callers: its stacks begin with it", callees.n > 2 ? "Callees" : "No callees: its stacks end with it"].forEach((text, side) => {
       this.sides[side].textContent = shown ? text : "";
       this.sides[side].classList.toggle("none", text.startsWith("No"));
     });
+    this.sandwiched = fn;
   }
 
   openSandwich(fn) {
@@ -226,6 +227,15 @@ class Page {
   openSource(fn) {
     this.open("sources");
     this.source.open(this.model.profile.functions.file[fn], fn);
+  }
+
+  // Deselects the function: the details are those of the program again.
+  overview() {
+    const { model } = this;
+    if (model.selected <= 0) return;
+    model.set({ selected: -1 }, "selection");
+    $("details").focus();
+    announce($("details").querySelector("h2")?.textContent ?? "");
   }
 
   // The samples of the time in which something blocked an event loop, and its function.
@@ -291,6 +301,7 @@ class Page {
     } else {
       this.details.refresh();
       if (this.name === "sandwich" && this.sandwiched !== model.selected && !this.inside()) this.showSandwich();
+      if (this.name === "sources" && this.source.followed !== model.selected) this.source.follow();
       this.active.draw?.();
     }
   }

@@ -2,6 +2,8 @@
 
 // Marks on the map of a file, at most.
 const MARKS = 400;
+// Files to choose from without the list, at most.
+const MAX_CHOICES = 500;
 
 // Samples of each line of a file in the complete recording: line -> { all, self, fn }, where fn is the function that has
 // most of them.
@@ -24,6 +26,8 @@ class SourcePanel {
   constructor(model, options) {
     this.model = model;
     this.file = 0;
+    this.why = "";
+    this.followed = 0; // the selected function when a file was opened
     this.list = new Rows({
       id: "file-row",
       label: "Source files",
@@ -33,6 +37,7 @@ class SourcePanel {
         { key: "function", title: "File", cell: (file) => this.name(file) },
       ],
       onpick: (file) => this.open(file),
+      why: () => "No file: no function that is shown has one.",
     });
     this.code = new Rows({
       id: "line-row",
@@ -42,12 +47,20 @@ class SourcePanel {
         { key: "total", title: "Total", help: "Samples with this line on the stack, each once, C code that it runs included; at least that many where functions call each other from several lines of it", num: true, cell: (row) => (row.all ? share(row.all, this.whole) : "") },
         { key: "self", title: "Self", help: "Samples that ended in this line itself", num: true, cell: (row) => (row.self ? share(row.self, this.whole) : "") },
         { key: "line", title: "Line", num: true, cell: (row) => (row.line ? el("span", { class: "dim", text: String(row.line) }) : "") },
-        { key: "quoted", title: "", cell: (row) => this.text(row) },
+        { key: "quoted", title: "Code", cell: (row) => this.text(row) },
       ],
-      onpick: (row) => row.fn > 0 && options.onpick(row.fn),
+      onpick: (row) => {
+        if (row.fn <= 0) return;
+        this.followed = row.fn;
+        options.onpick(row.fn);
+      },
       onopen: (row) => row.fn > 0 && options.onopen(row.fn),
+      why: () => (this.file ? "No line of this file has samples." : "No file is shown."),
     });
     this.title = el("div", { class: "middle" });
+    // Instead of the list, where that has no room.
+    this.choice = el("select", { class: "file-choice", "aria-label": "Source file" });
+    this.choice.addEventListener("change", () => this.open(Number(this.choice.value)));
     // The file from its first line to its last one, in the height of the panel.
     this.map = el("div", { class: "heat-map", "aria-hidden": true, title: "The whole file: click to go there" });
     this.map.addEventListener("click", (event) => {
@@ -94,7 +107,7 @@ class SourcePanel {
     return code;
   }
 
-  // Files with samples that are shown, the user's own first, and the lines of the open one.
+  // Files with samples that are shown, the user's own and those with text first, and the lines of the open one.
   refresh() {
     const { model } = this;
     const { functions: f, files } = model.profile;
@@ -104,22 +117,64 @@ class SourcePanel {
     this.category = new Map();
     for (let fn = f.count - 1; fn > 0; fn--) if (model.totals.all[fn] > 0) this.category.set(f.file[fn], f.category[fn]);
     const isOwn = (file) => Number(yours > 0 && this.category.get(file) === yours);
-    const shown = [...files.keys()].filter((file) => files[file].startsWith("/") && all[file] > 0).sort((a, b) => isOwn(b) - isOwn(a) || all[b] - all[a]);
+    const isQuoted = (file) => Number(model.profile.excerpts.get(files[file])?.isEmpty === false);
+    const shown = [...files.keys()].filter((file) => files[file].startsWith("/") && all[file] > 0).sort((a, b) => isOwn(b) - isOwn(a) || isQuoted(b) - isQuoted(a) || all[b] - all[a]);
     this.list.show(shown, true);
-    const isQuoted = (file) => model.profile.excerpts.get(files[file])?.isEmpty === false;
-    const best = shown.find(isQuoted) ?? shown[0] ?? 0;
-    if (!shown.includes(this.file)) this.file = best;
-    this.open(this.file);
+    const options = shown.slice(0, MAX_CHOICES).map((file) => el("option", { value: file, text: `${shortPath(files[file])} · ${percent(all[file], model.total)}` }));
+    this.choice.replaceChildren(...options);
+    if (this.followed !== model.selected || !shown.includes(this.file)) this.follow();
+    else this.draw();
   }
 
-  // Shows a file, and a function of it if one is given.
-  open(file, fn = 0) {
-    const { model } = this;
-    const { profile } = model;
-    const { functions: f } = profile;
+  // Opens the file of the selected function; while none is selected, of the user's function with most samples.
+  follow() {
+    const { model, list } = this;
+    const { selected, profile } = model;
+    this.followed = selected;
+    const isListed = new Uint8Array(profile.files.length);
+    for (const file of list.rows) isListed[file] = 1;
+    const { category } = profile.functions;
+    const hasFile = (fn) => isListed[profile.functions.file[fn]] === 1;
+    if (selected > 0 && !model.isGroup(selected)) {
+      const isOwn = (fn) => hasFile(fn) && profile.categories[category[fn]] === "your code";
+      const fn = hasFile(selected) ? selected : nearestCaller(model, selected, isOwn) || nearestCaller(model, selected, hasFile);
+      if (fn) {
+        const name = shorten(profile.functions.name[selected], 60);
+        this.open(profile.functions.file[fn], fn, fn === selected ? "" : `${name} has no source file: here is what calls it most.`);
+        return;
+      }
+    }
+    const own = model.ownFunctions().find(({ fn }) => hasFile(fn));
+    if (own) {
+      this.open(profile.functions.file[own.fn], own.fn);
+      return;
+    }
+    this.open(list.rows[0] ?? 0);
+  }
+
+  // Shows a file at the line with most samples: of the function, if one is given. `why`: said of it.
+  open(file, fn = 0, why = "") {
     this.file = file;
+    this.why = why;
+    this.draw();
+    const { rows } = this.code;
+    const own = fn ? this.model.lines(fn) : null;
+    const amount = (row) => (own ? (own.get(row.line)?.[0] ?? 0) : row.all);
+    let hot = 0;
+    for (let at = 1; at < rows.length; at++) if (amount(rows[at]) > amount(rows[hot])) hot = at;
+    const first = fn ? rows.findIndex((row) => row.line === this.model.profile.functions.line[fn]) : 0;
+    if (rows.length && amount(rows[hot]) === 0) hot = Math.max(0, first);
+    this.code.at = rows.length ? hot : -1;
+    this.scrollTo(hot);
+  }
+
+  // Draws the open file.
+  draw() {
+    const { model, file } = this;
+    const { profile } = model;
     this.list.at = this.list.rows.indexOf(file);
     this.list.draw();
+    this.choice.value = String(file);
     const counts = file ? linesOfFile(model, file) : new Map();
     this.whole = model.comparison ? WHOLE : profile.total;
     this.most = Math.max(1, ...[...counts.values()].map((row) => row.all));
@@ -134,15 +189,12 @@ class SourcePanel {
       rows.push({ line, text, ...(counts.get(line) ?? { all: 0, self: 0, fn: 0 }) });
     }
     if (excerpt && quoted.length > before) rows.push(gap(before, quoted.length + 1));
-    this.code.show(rows);
+    this.code.show(rows, true);
     this.drawMap(rows);
-    const notes = [file ? this.note(quoted) : "No source files."];
+    const notes = [this.why, file ? this.note(quoted) : "No source files."];
     if (model.range || model.threads || model.only.length) notes.push("Lines are those of the whole recording.");
-    this.title.replaceChildren(el("bdi", { class: "name", text: profile.files[file] }), el("span", { class: "dim", text: notes.filter(Boolean).join(" ") }));
-    const hot = (row) => (fn ? row.line >= f.line[fn] && row.fn === fn && row.all > 0 : row.all === this.most);
-    const at = rows.findIndex(hot);
-    if (at >= 0) this.code.scroller.scrollTop = Math.max(0, (at - 6) * ROW_HEIGHT);
-    this.code.draw();
+    const note = notes.filter(Boolean).join(" ");
+    this.title.replaceChildren(this.choice, el("div", { class: "name" }, pathText(profile.files[file])), el("span", { class: "dim note", text: note }));
   }
 
   // What the page does not have of a file.

@@ -182,6 +182,7 @@ class Toolbar {
       N: () => this.next(-1),
       s: () => selected > 0 && page.openSandwich(selected),
       h: () => page.hideFunction(selected),
+      y: () => page.overview(),
       i: () => this.turn(),
       g: () => this.showInterpreter(),
       w: () => this.moveWorkers(),

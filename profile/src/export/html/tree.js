@@ -148,6 +148,21 @@ function walkOutermost(view, functions, visit) {
   }
 }
 
+// Of the nearest callers of a function for which `isWanted`, the one with most of its samples; 0 if there is none.
+function nearestCaller(model, target, isWanted) {
+  const { view } = model;
+  const sums = new Map();
+  walkOutermost(view, model.profile.functions.count, (i, outermost) => {
+    if (!outermost || view.fn[i] !== target) return;
+    let up = view.parent[i];
+    while (up > 0 && !isWanted(view.fn[up])) up = view.parent[up];
+    if (up > 0) sums.set(view.fn[up], (sums.get(view.fn[up]) ?? 0) + view.all[i]);
+  });
+  let best = 0;
+  for (const [fn, n] of sums) if (n > (sums.get(best) ?? 0)) best = fn;
+  return best;
+}
+
 // Samples of each function: total and self.
 function functionTotals(view, functions) {
   const self = new Float64Array(functions);
