@@ -11,6 +11,9 @@ const target = process.env.CARGO_TARGET_DIR ?? fileURLToPath(new URL("../../targ
 const require = createRequire(join(resolve(target), "browser/package.json"));
 const { chromium } = require("playwright-core");
 
+// The path of a file of a package that .ci/install-browser has installed.
+export const library = (name) => require.resolve(name);
+
 export async function launch(options = {}) {
   const directory = mkdtempSync(join(tmpdir(), "nativeprof-browser-"));
   const context = await chromium.launchPersistentContext(directory, {

@@ -413,6 +413,57 @@ const tests = {
     await page.setViewportSize({ width: 1440, height: 900 });
   },
 
+  async "the source follows the selected function"(page) {
+    const line = () => page.$eval("#panel-sources .source-code .row.at .line", (cell) => cell.textContent);
+    const heading = () => page.textContent("#details h2");
+    await page.click("#tab-sources");
+    await settled(page);
+    // Where the innermost of the user's functions spend most, not the line at which all of the program is.
+    assert.equal(await line(), "12");
+    const scroller = "#panel-sources .source-code .rows-scroll";
+    const isInView = () => page.$eval(scroller, (list) => list.querySelector(".row.at").offsetTop >= list.scrollTop && list.querySelector(".row.at").offsetTop < list.scrollTop + list.clientHeight);
+    assert.ok(await isInView());
+    for (const [name, at] of [["wait", "44"], ["solve", "20"], ["dgemm", "20"]]) {
+      await page.click("#tab-table");
+      await page.click(`#panel-table .name:text-is("${name}")`);
+      await page.click("#tab-sources");
+      await settled(page);
+      assert.equal(await line(), at, name);
+      assert.ok(await isInView(), name);
+    }
+    assert.match(await page.textContent("#panel-sources .note"), /^dgemm has no source file: here is what calls it most\.$/);
+    // A line that was clicked stays where it is.
+    const top = () => page.$eval(scroller, (list) => list.scrollTop);
+    const before = await top();
+    await page.click(`${scroller} .row:has(.line .dim:text-is("12"))`);
+    assert.equal(await heading(), "parse");
+    assert.deepEqual([await line(), await top()], ["12", before]);
+    await page.click('#details .link:has-text("main")');
+    await settled(page);
+    assert.equal(await line(), "5", "a function selected elsewhere is followed");
+    // A key and a button lead back.
+    await page.keyboard.press("y");
+    assert.equal(await heading(), "Your functions");
+    assert.equal(await line(), "12");
+    await page.click('#details .link:has-text("solve")');
+    assert.equal(await heading(), "solve");
+    await page.click("#details .crumb button");
+    assert.equal(await heading(), "Your functions");
+  },
+
+  async "a table without rows says why"(page) {
+    await page.fill("#search", "no such function");
+    await page.keyboard.press("Enter");
+    await page.click("#tab-table");
+    assert.equal(await page.textContent("#panel-table .nothing"), "No function that is shown matches /no such function/.");
+    await page.press("#search", "Escape");
+    assert.ok(!(await page.isVisible("#panel-table .nothing")));
+    await page.click("#modules-button");
+    await page.fill("#modules-filter", "nothing");
+    assert.equal(await page.textContent("#modules .nothing"), 'No module has "nothing" in its name.');
+    await page.keyboard.press("Escape");
+  },
+
   async "a native function has its Python callers"(page) {
     await page.click("#tab-table");
     await page.click('#panel-table .name:text-is("page_fault")');
@@ -661,7 +712,7 @@ async function lagging(page) {
   await page.click("#tab-lag");
   await settled(page);
   const rows = () => page.$$eval("#panel-lag .rows-body .row", (rows) => rows.map((row) => [".time", ".at", ".task", ".function", ".thread"].map((cell) => row.querySelector(cell).textContent)));
-  const names = (await rows()).map(([took, at, task, place, thread]) => [took, at, task, place.replace(/\(.*\//, "("), thread]);
+  const names = await rows();
   assert.deepEqual(names, [
     ["90.0 ms", "4.000 s", "-", "parse (app.py:12)", "MainThread (thread 70)"],
     ["70.0 ms", "9.000 s", "late", "gone (other.py:3)", "MainThread (thread 70)"],
@@ -746,6 +797,28 @@ async function waits(page) {
   assert.ok(gil.some((row) => row.join() === "worker (thread 71),MainThread (thread 70),2.00 s,201,1.00 s"), JSON.stringify(gil));
 }
 
+// In a small window there is room for what one came for; lanes and labels say which process and thread they are of.
+async function everything(page) {
+  const lanes = await page.$$eval(".lane .track", (lanes) => lanes.map((lane) => [...lane.querySelectorAll("span")].map((part) => part.textContent)));
+  assert.deepEqual(lanes, [["MainThread", "process 70"], ["worker", "process 70 · thread 71"], ["recalculating worker", "process 80 · thread 81"]]);
+  const threads = await page.$$eval("#thread option", (options) => options.map((option) => option.textContent));
+  assert.equal(threads.at(-1), "recalculating worker (process 80 · thread 81)");
+  assert.match(await page.textContent("#title"), /^python3\.13 levels\.py --configuration/);
+  await page.setViewportSize({ width: 800, height: 600 });
+  await page.click("#tab-sources");
+  await settled(page);
+  const height = await page.$eval("#panel-sources .source-code .rows-scroll", (list) => list.clientHeight);
+  assert.ok(height >= 300, `${height} pixels of code`);
+  assert.ok(!(await page.isVisible("#panel-sources .sandwich-list")));
+  await page.selectOption(".file-choice", { index: 1 });
+  await settled(page);
+  assert.match(await page.$eval("#panel-sources .source-code .row.at .line", (cell) => cell.textContent), /^2001$/);
+  await page.click("#tab-waits");
+  await page.uncheck(".lane:nth-child(3) input");
+  await settled(page);
+  assert.equal(await page.textContent("#panel-waits .nothing"), "No thread that is shown waited.");
+}
+
 // Samples of suspended tasks represent the time since they were counted before.
 async function suspended(page) {
   const box = await page.locator(".plot canvas").boundingBox();
@@ -817,6 +890,6 @@ async function check(name, file, test) {
   await page.close();
 }
 for (const [name, test] of Object.entries(tests)) await check(name, "known.html", test);
-for (const [name, test] of Object.entries({ hostile, deep, empty, untimed, calls, comparison, waits, shared, lagging, labeled, suspended, attributed })) await check(`a profile that is ${name}`, `${name}.html`, test);
+for (const [name, test] of Object.entries({ hostile, deep, empty, untimed, calls, comparison, waits, shared, lagging, labeled, suspended, attributed, everything })) await check(`a profile that is ${name}`, `${name}.html`, test);
 await browser.close();
 process.exit(failed ? 1 : 0);

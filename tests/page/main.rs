@@ -371,6 +371,41 @@ fn labeled(directory: &Path) -> Profile {
     profile
 }
 
+/// All that a page can have at once: long names, two processes, waits for the GIL, blocked event loops, labels.
+fn everything(directory: &Path) -> Profile {
+    let deep = "/srv/applications/of/the/team/current/lib/python3.13/site-packages/warehouse/stock/levels.py";
+    let mut builder = Builder {
+        profile: labeled(directory),
+    };
+    builder.profile.meta.lags = lagging(directory).meta.lags;
+    let handler = "recalculate_the_levels_of_all_articles_in_all_warehouses";
+    let outer = (python(handler, handler, deep, 1), 2001, "");
+    let gil = (frame(FrameKind::State, "[waiting: gil]"), 0, "");
+    let other = (80, 81);
+    for at in 0..50 {
+        builder.stack(other, 1, &[outer.clone(), gil.clone()]);
+        builder.profile.timeline.last_mut().unwrap().time = at * 100_000_000;
+    }
+    let mut profile = builder.profile;
+    profile.meta.command =
+        format!("/usr/bin/python3.13 {deep} --configuration=/etc/warehouse/production.toml --verbose");
+    profile.meta.python = "CPython 3.13.0".into();
+    profile.meta.threads.push((80, 81, "recalculating worker".into()));
+    let rows = profile.timeline.len();
+    profile.values = samples_and_wall_time(&profile, vec![10_000_000; rows]);
+    profile.waits = Waits {
+        lengths: profile
+            .timeline
+            .iter()
+            .map(|t| if t.tid == other.1 { 5_000_000 } else { 0 })
+            .collect(),
+        wakers: vec![0; rows],
+        holding: vec![false; rows],
+        ..Waits::default()
+    };
+    profile
+}
+
 /// Two lines give work to a native worker, whose samples are below them.
 fn attributed() -> Profile {
     let call = |name: &str, line: u32| (python(name, name, "/srv/app.py", line), line, "");
@@ -417,16 +452,45 @@ fn comparison(directory: &Path) {
     fs::write(directory.join("comparison.html"), out).unwrap();
 }
 
+/// A directory for pages of a test, which removes it when it has passed.
+fn pages(name: &str) -> PathBuf {
+    let directory = std::env::temp_dir().join(format!("nativeprof-{name}-{}", std::process::id()));
+    fs::create_dir_all(&directory).unwrap();
+    directory
+}
+
+fn write(path: PathBuf, profile: &Profile) {
+    let format = path.extension().unwrap().to_str().unwrap();
+    let mut out = Vec::new();
+    (by_name(format).unwrap().write)(profile, &mut out).unwrap();
+    fs::write(path, out).unwrap();
+}
+
+/// Runs a script of this directory in Node.js, which drives Chromium.
+fn run(script: &str, directory: &Path, files: &[&str]) {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from);
+    for (path, hint) in [
+        (target.join("browser/done"), ".ci/install-browser"),
+        (PathBuf::from("/usr/bin/chromium"), "apt-get install chromium"),
+    ] {
+        assert!(path.exists(), "no {}; `.ci/setup` brings it, or {hint}", path.display());
+    }
+    let output = Command::new("node")
+        .arg(root.join("tests/page").join(script))
+        .arg(directory)
+        .args(files)
+        .output()
+        .expect("node starts; `.ci/setup` brings it");
+    let text = [output.stdout, output.stderr].concat();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&text));
+    fs::remove_dir_all(directory).unwrap();
+}
+
 #[test]
 fn page_in_a_browser() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let directory = std::env::temp_dir().join(format!("nativeprof-page-{}", std::process::id()));
-    fs::create_dir_all(&directory).unwrap();
-    let write = |name: &str, profile: &Profile| {
-        let mut out = Vec::new();
-        (by_name("html").unwrap().write)(profile, &mut out).unwrap();
-        fs::write(directory.join(name), out).unwrap();
-    };
+    let directory = pages("page");
+    let write = |name: &str, profile: &Profile| write(directory.join(name), profile);
     let known = known(&directory);
     write("known.html", &known);
     fs::write(directory.join("known.json"), facts(&known).to_string()).unwrap();
@@ -454,20 +518,20 @@ fn page_in_a_browser() {
     write("lagging.html", &lagging(&directory));
     write("labeled.html", &labeled(&directory));
     write("attributed.html", &attributed());
+    write("everything.html", &everything(&directory));
+    run("drive.mjs", &directory, &[]);
+}
 
-    let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from);
-    for (path, hint) in [
-        (target.join("browser/done"), ".ci/install-browser"),
-        (PathBuf::from("/usr/bin/chromium"), "apt-get install chromium"),
-    ] {
-        assert!(path.exists(), "no {}; `.ci/setup` brings it, or {hint}", path.display());
-    }
-    let output = Command::new("node")
-        .arg(root.join("tests/page/drive.mjs"))
-        .arg(&directory)
-        .output()
-        .expect("node starts; `.ci/setup` brings it");
-    let text = [output.stdout, output.stderr].concat();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&text));
-    fs::remove_dir_all(&directory).unwrap();
+/// In small windows and usual ones, light and dark: nothing is cut, and everyone can use it.
+#[test]
+fn looks() {
+    let directory = pages("looks");
+    write(directory.join("everything.html"), &everything(&directory));
+    write(directory.join("everything.svg"), &everything(&directory));
+    comparison(&directory);
+    run(
+        "looks.mjs",
+        &directory,
+        &["everything.html", "comparison.html", "everything.svg"],
+    );
 }
