@@ -238,6 +238,8 @@ const tests = {
   },
 
   async "the sandwich has callers and callees"(page) {
+    await page.click("#tab-sandwich");
+    assert.equal(await page.textContent("#details h2"), "parse", "the user's function with most samples");
     await page.click("#tab-table");
     await page.click('#panel-table .name:text-is("parse")');
     await page.keyboard.press("s");

@@ -191,7 +191,7 @@ class Page {
     const shown = fn > 0 && model.totals.all[fn] > 0 && !model.isGroup(fn);
     if (!shown) {
       const { self } = model.totals;
-      const hottest = this.list.rows.rows.reduce((best, i) => (best < 0 || self[i] > self[best] ? i : best), -1);
+      const hottest = model.ownFunctions()[0]?.fn ?? this.list.rows.rows.reduce((best, i) => (best < 0 || self[i] > self[best] ? i : best), -1);
       if (fn <= 0 && hottest > 0) {
         model.set({ selected: hottest }, "selection");
         return;
