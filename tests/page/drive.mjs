@@ -449,6 +449,8 @@ const tests = {
     assert.equal(await line(), "12");
     await page.click('#details .link:has-text("solve")');
     assert.equal(await heading(), "solve");
+    // What had the focus is gone; the focus stays here.
+    assert.equal(await page.evaluate(() => document.activeElement.id), "details");
     await page.click("#details .crumb button");
     assert.equal(await heading(), "Your functions");
   },

@@ -7,12 +7,16 @@ class Details {
   }
 
   refresh() {
+    const { element } = this;
+    const hadFocus = element.contains(document.activeElement);
+    if (this.model.selected > 0) this.ofFunction(this.model.selected);
+    else this.overview();
+    // What had it, such as a link to this function, is gone.
+    if (hadFocus) element.focus({ preventScroll: true });
+  }
+
+  ofFunction(fn) {
     const { model, element } = this;
-    const fn = model.selected;
-    if (fn <= 0) {
-      this.overview();
-      return;
-    }
     const { functions: f, files, modules } = model.profile;
     const kind = model.kind(fn);
     const facts = [

@@ -190,6 +190,7 @@ class Page {
     const fn = model.selected;
     const shown = fn > 0 && model.totals.all[fn] > 0 && !model.isGroup(fn);
     if (!shown) {
+      // The user's own first: the callers of a state such as `[runnable]` say little.
       const { self } = model.totals;
       const hottest = model.ownFunctions()[0]?.fn ?? this.list.rows.rows.reduce((best, i) => (best < 0 || self[i] > self[best] ? i : best), -1);
       if (fn <= 0 && hottest > 0) {
@@ -234,7 +235,6 @@ class Page {
     const { model } = this;
     if (model.selected <= 0) return;
     model.set({ selected: -1 }, "selection");
-    $("details").focus();
     announce($("details").querySelector("h2")?.textContent ?? "");
   }
 
