@@ -818,6 +818,8 @@ async function everything(page) {
   await settled(page);
   assert.match(await page.$eval("#panel-sources .source-code .row.at .line", (cell) => cell.textContent), /^2001$/);
   await page.click("#tab-waits");
+  const waiter = await page.textContent(".gil tbody th");
+  assert.equal(waiter, "recalculating worker (process 80 · thread 81)");
   await page.uncheck(".lane:nth-child(3) input");
   await settled(page);
   assert.equal(await page.textContent("#panel-waits .nothing"), "No thread that is shown waited.");

@@ -90,6 +90,9 @@ async function lookAtPage(context, file, scheme) {
     await page.press("#search", "Enter");
     await page.click("#tab-table");
     await look(page, name("table-empty"));
+    await page.fill("#search", "(");
+    await page.press("#search", "Enter");
+    report(name("search-wrong"), await page.evaluate(cut));
     await page.press("#search", "Escape");
     if (await page.isVisible("[data-kind]")) await page.click("[data-kind] >> nth=-1");
     for (const button of ["#quality-button", "#help-button", "#modules-button"]) {

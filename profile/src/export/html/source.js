@@ -194,7 +194,7 @@ class SourcePanel {
     const notes = [this.why, file ? this.note(quoted) : "No source files."];
     if (model.range || model.threads || model.only.length) notes.push("Lines are those of the whole recording.");
     const note = notes.filter(Boolean).join(" ");
-    this.title.replaceChildren(this.choice, el("div", { class: "name" }, pathText(profile.files[file])), el("span", { class: "dim note", text: note }));
+    this.title.replaceChildren(this.choice, el("div", { class: "name" }, pathText(profile.files[file])), ...(note ? [el("span", { class: "dim note", text: note })] : []));
   }
 
   // What the page does not have of a file.
