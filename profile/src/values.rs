@@ -186,6 +186,28 @@ impl Profile {
         }
     }
 
+    /// Index in [`Profile::value_types`] of what views of the profile show unless another value is chosen: a time, where one was
+    /// measured. Samples of CPU time all stand for the same time and remain samples, which say how much they prove.
+    pub fn default_value(&self) -> usize {
+        let types = self.value_types();
+        let is_shown = |at: &usize| types[*at].is_per_count() || self.total_amount(*at) > 0;
+        let wall = self.find_value(&ValueType::WALL.name).filter(is_shown);
+        let is_measured = |value: &Value| value.kind.unit == Unit::Nanoseconds && !value.is_per_count();
+        let mut measured = (0..types.len()).filter(|at| is_measured(&types[*at]));
+        wall.or_else(|| measured.find(is_shown)).unwrap_or(0)
+    }
+
+    /// Index in [`Profile::value_types`] of the time that formats open with whose viewers are made for times: the default value,
+    /// else the time that the counts stand for. `None`: the profile has no time.
+    pub fn default_time(&self) -> Option<usize> {
+        let is_time = |value: &Value| value.kind.unit == Unit::Nanoseconds;
+        let (types, default) = (self.value_types(), self.default_value());
+        if is_time(&types[default]) {
+            return Some(default);
+        }
+        types.iter().position(is_time)
+    }
+
     /// The value type of the count.
     pub fn count_type(&self) -> &ValueType {
         &self.value_types()[0].kind
@@ -212,6 +234,17 @@ impl Profile {
             Some(Amounts::Each { nodes: column, .. }) => (0..nodes.len())
                 .map(|at| column.get(at).copied().unwrap_or(0))
                 .collect(),
+        }
+    }
+
+    /// Amount of a value (an index in [`Profile::value_types`]) in the whole profile.
+    pub fn total_amount(&self, value: usize) -> u64 {
+        let Some(root) = self.nodes.first() else { return 0 };
+        match self.value_types().get(value).map(|value| &value.amounts) {
+            None => 0,
+            Some(Amounts::PerCount(per)) => root.count.saturating_mul(*per),
+            Some(Amounts::Each { .. }) if value == 0 => root.count,
+            Some(Amounts::Each { nodes, .. }) => nodes.first().copied().unwrap_or(0),
         }
     }
 
@@ -260,6 +293,7 @@ impl Profile {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::Node;
 
     #[test]
     fn keys_have_their_unit_once() {
@@ -296,6 +330,79 @@ mod tests {
         ] {
             assert_eq!(profile.find_value(name), found, "{name}");
         }
+    }
+
+    #[test]
+    fn times_that_were_measured_are_shown_by_default() {
+        let per_count = |kind| Value::per_count(kind, 10);
+        let each = |kind, amount| Value {
+            kind,
+            amounts: Amounts::Each {
+                nodes: vec![amount],
+                samples: Vec::new(),
+            },
+        };
+        let (samples, calls) = (per_count(ValueType::SAMPLES), per_count(ValueType::CALLS));
+        for (what, values, shown) in [
+            (
+                "CPU samples",
+                vec![samples.clone(), per_count(ValueType::CPU)],
+                "samples",
+            ),
+            (
+                "wall samples",
+                vec![samples.clone(), per_count(ValueType::WALL)],
+                "wall",
+            ),
+            (
+                "times on and off the CPU",
+                vec![
+                    each(ValueType::SAMPLES, 0),
+                    each(ValueType::WALL, 9),
+                    each(ValueType::CPU, 4),
+                ],
+                "wall",
+            ),
+            (
+                "traced calls",
+                vec![calls.clone(), each(ValueType::WALL, 9), each(ValueType::AWAIT, 3)],
+                "wall",
+            ),
+            (
+                "calls with CPU time",
+                vec![calls.clone(), each(ValueType::CPU, 9)],
+                "cpu",
+            ),
+            (
+                "a time of another name",
+                vec![calls.clone(), each(ValueType::new("gpu", Unit::Nanoseconds), 9)],
+                "gpu",
+            ),
+            ("counted calls", vec![calls.clone(), each(ValueType::WALL, 0)], "calls"),
+            (
+                "calls, and CPU samples",
+                vec![samples, each(ValueType::CALLS, 9), per_count(ValueType::CPU)],
+                "samples",
+            ),
+            (
+                "memory",
+                vec![per_count(ValueType::ALLOCS), each(ValueType::ALLOC_BYTES, 9)],
+                "allocs",
+            ),
+            ("nothing declared", Vec::new(), "samples"),
+        ] {
+            let profile = Profile {
+                nodes: vec![Node {
+                    count: 1,
+                    ..Node::new(0, 0)
+                }],
+                values,
+                ..Profile::default()
+            };
+            let kind = &profile.value_types()[profile.default_value()].kind;
+            assert_eq!(kind.name, shown, "{what}");
+        }
+        assert_eq!(Profile::default().default_value(), 0);
     }
 
     #[test]

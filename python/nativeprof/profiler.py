@@ -48,7 +48,8 @@ class Stats(TypedDict):
 class Row(NamedTuple):
     """A function in :meth:`Profile.top`.
 
-    ``self_`` counts the samples that ended in it, ``total`` all that it was part of. ``filename`` and ``line`` are where a
+    ``self_`` is what it has itself, ``total`` with all that it calls: samples, calls, or time in ns, as :attr:`Rows.value`
+    says. ``filename`` and ``line`` are where a
     Python function is defined; of a native one they are its source file and the line with most samples, or
     ``<low-level>`` and 0 where these are not known. ``module`` is the file of native code.
     """
@@ -62,21 +63,28 @@ class Row(NamedTuple):
 
 
 class Rows(list["Row"]):
-    """What :meth:`Profile.top` returns: a list of rows; printed, and in a notebook, a table."""
+    """What :meth:`Profile.top` returns: a list of rows; printed, and in a notebook, a table.
 
-    def __init__(self, rows: Iterable[Row], whole: int) -> None:
+    ``value`` is what the numbers are, with its unit: ``samples``, ``calls``, ``wall_ns``, ``cpu_ns``, ...
+    """
+
+    def __init__(self, rows: Iterable[Row], whole: int, value: str = "samples") -> None:
         super().__init__(rows)
+        self.value = value
         self._whole = max(whole, 1)
 
+    def _titles(self) -> tuple[str, str]:
+        """What the shares are shares of."""
+        kind = "" if self.value == "samples" else " time" if self.value.endswith("_ns") else f" {self.value}"
+        return f"self{kind}", f"total{kind}"
+
     def __str__(self) -> str:
-        head = ["  SELF %  TOTAL %  FUNCTION  WHERE"]
-        return "\n".join(
-            head
-            + [
-                f"{100 * row.self_ / self._whole:8.1f} {100 * row.total / self._whole:8.1f}  {row.name}  {_place(row)}"
-                for row in self
-            ]
+        own, total = (f"{title} %".upper().rjust(8) for title in self._titles())
+        rows = (
+            f"{100 * row.self_ / self._whole:{len(own)}.1f} {100 * row.total / self._whole:{len(total)}.1f}  {row.name}  {_place(row)}"
+            for row in self
         )
+        return "\n".join([f"{own} {total}  FUNCTION  WHERE", *rows])
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
         printer.text(str(self))
@@ -89,8 +97,9 @@ class Rows(list["Row"]):
             f"<td style='text-align:left' title='{html.escape(row.filename)}'>{html.escape(_place(row))}</td></tr>"
             for row in self
         )
+        own, total = map(html.escape, self._titles())
         return (
-            "<table><thead><tr><th>self</th><th>total</th><th style='text-align:left'>function</th>"
+            f"<table><thead><tr><th>{own}</th><th>{total}</th><th style='text-align:left'>function</th>"
             f"<th style='text-align:left'>where</th></tr></thead><tbody>{rows}</tbody></table>"
         )
 
@@ -133,13 +142,15 @@ class Profile:
         tree: dict[str, Any] = json.loads(self._native.tree())
         return tree
 
-    def top(self, count: int = 20) -> Rows:
-        """The functions with the most samples of their own, most first."""
-        return Rows((Row(*row) for row in self._native.top(count)), self._whole())
+    def top(self, count: int = 20, value: str | None = None) -> Rows:
+        """The functions with the most samples or time of their own, most first.
 
-    def _whole(self) -> int:
-        stats = self.stats
-        return stats["taken"] if stats["counts"] == "samples" else stats["total"]
+        :param value: what to count: ``samples``, ``calls``, ``wall``, ``cpu``, ... Without it, times where calls or wall-clock
+            time were recorded, else samples, or calls without times.
+        :raises ValueError: the profile does not have this value.
+        """
+        key, whole, rows = self._native.top(count, value)
+        return Rows((Row(*row) for row in rows), whole, key)
 
     @property
     def stats(self) -> Stats:
@@ -372,9 +383,9 @@ class Profiler:
         """As :meth:`Profile.to_dict`."""
         return self.profile.to_dict()
 
-    def top(self, count: int = 20) -> Rows:
+    def top(self, count: int = 20, value: str | None = None) -> Rows:
         """As :meth:`Profile.top`."""
-        return self.profile.top(count)
+        return self.profile.top(count, value)
 
     def _repr_html_(self) -> str | None:
         return self._profile._repr_html_() if self._profile else None

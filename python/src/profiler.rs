@@ -6,6 +6,7 @@ use std::sync::{Mutex, PoisonError};
 use nativeprof::capture::signal::SamplingClock;
 use nativeprof::error::{Error, ErrorKind};
 use nativeprof::export;
+use nativeprof::export::select;
 use nativeprof::in_process;
 use nativeprof::in_process::ProfilerConfig;
 use nativeprof::profile::folded;
@@ -143,10 +144,21 @@ impl Profile {
         Ok(PyBytes::new(py, &bytes))
     }
 
-    /// Functions by their own samples, most first.
-    fn top(&self, py: Python<'_>, most: usize) -> Vec<FunctionCountRow> {
-        py.detach(|| {
-            let profile = folded::without_interpreter_frames(&self.0);
+    /// Functions by their own amounts of a value (by default that which the profile shows), most first; before them the
+    /// key of the value and its amount in the whole profile.
+    fn top(&self, py: Python<'_>, most: usize, value: Option<&str>) -> PyResult<(String, u64, Vec<FunctionCountRow>)> {
+        let value = match value {
+            None => self.0.default_value(),
+            Some(name) => self.0.find_value(name).ok_or_else(|| {
+                let known: Vec<&str> = self.0.value_types().iter().map(|value| &*value.kind.name).collect();
+                PyValueError::new_err(format!(
+                    "the profile has no value {name:?}; it has {}",
+                    known.join(", ")
+                ))
+            })?,
+        };
+        let rows = py.detach(|| {
+            let profile = folded::without_interpreter_frames(&select::by_value(&self.0, value));
             let stats = Stats::new(&profile);
             let counts = stats.functions();
             let mut hottest: Vec<(u64, u32)> = vec![(0, 0); counts.len()];
@@ -179,7 +191,8 @@ impl Profile {
                 )
             };
             order.into_iter().take(most).map(row).collect()
-        })
+        });
+        Ok((self.0.value_types()[value].kind.key(), self.0.total_amount(value), rows))
     }
 
     /// Figures of the recording, with the keys of the class `Stats` in `profiler.py`.

@@ -143,6 +143,12 @@ fn facts(app: &App) -> Vec<Line<'static>> {
     let (m, q) = (&p.meta, &p.meta.quality);
     let samples = p.nodes.first().map_or(0, |root| root.count);
     let seconds = span(p, app.seconds);
+    let all = match app.value() {
+        (kind, time) if kind.unit == Unit::Nanoseconds => {
+            format!("{} {} of all threads", kind.unit.show(time), line(&kind.name))
+        }
+        _ => format!("{:.0} samples/s", samples as f64 / seconds),
+    };
     let mut first = vec![format!("nativeprof {}", m.pid).bold()];
     if app.ended {
         first.push("  [ended]".red());
@@ -165,9 +171,8 @@ fn facts(app: &App) -> Vec<Line<'static>> {
         None => samples as f64 / seconds / m.rate.max(1) as f64,
     };
     let third = format!(
-        "last {} s: {:.0} samples/s, CPU {:.0} %   exact {}, repaired {}, partial {}, lost {}",
+        "last {} s: {all}, CPU {:.0} %   exact {}, repaired {}, partial {}, lost {}",
         app.seconds,
-        samples as f64 / seconds,
         100.0 * cores,
         percent(q.exact, q.taken),
         q.repaired,
@@ -190,9 +195,9 @@ fn color(kind: FrameKind) -> Style {
 }
 
 fn table(app: &App, width: u16) -> Table<'static> {
-    let p = app.profile();
-    let samples = p.nodes.first().map_or(0, |root| root.count);
-    let seconds = span(p, app.seconds);
+    let (kind, all) = app.value();
+    let is_time = kind.unit == Unit::Nanoseconds;
+    let seconds = span(app.profile(), app.seconds);
     let (rates, places) = (width >= NARROW, width >= WIDE);
     let mark = |title: &str, by: TopOrder| {
         let arrow = if app.sort == by && app.page != Page::Stacks {
@@ -216,8 +221,11 @@ fn table(app: &App, width: u16) -> Table<'static> {
     ];
     let mut widths = vec![Constraint::Length(7), Constraint::Length(7)];
     if rates {
-        titles.extend(["   SELF/s".to_string(), "  TOTAL/s".into()]);
-        widths.extend([Constraint::Length(9); 2]);
+        titles.extend(match is_time {
+            true => [" SELF TIME".to_string(), "TOTAL TIME".into()],
+            false => ["   SELF/s".into(), "  TOTAL/s".into()],
+        });
+        widths.extend([Constraint::Length(if is_time { 10 } else { 9 }); 2]);
     }
     titles.push(title);
     widths.push(Constraint::Fill(3));
@@ -225,8 +233,11 @@ fn table(app: &App, width: u16) -> Table<'static> {
         titles.push("WHERE".into());
         widths.push(Constraint::Fill(2));
     }
-    let share = |n: u64| format!("{:>6.1} ", 100.0 * n as f64 / samples.max(1) as f64);
-    let rate = |n: u64| format!("{:>8.1} ", n as f64 / seconds);
+    let share = |n: u64| format!("{:>6.1} ", 100.0 * n as f64 / all.max(1) as f64);
+    let rate = |n: u64| match is_time {
+        true => format!("{:>10}", Unit::Nanoseconds.show(n)),
+        false => format!("{:>8.1} ", n as f64 / seconds),
+    };
     let row = |r: &TopRow| {
         let numbers = r.kind != FrameKind::Root || r.counts.total > 0;
         let number = |text: String| if numbers { text } else { String::new() };

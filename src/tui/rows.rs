@@ -248,8 +248,9 @@ pub fn stacks(profile: &Profile, filter: Option<&Regex>) -> Vec<TopRow> {
 /// Threads that have samples. `gil_holders` are marked.
 pub fn threads(profile: &Profile, filter: Option<&Regex>, by: TopOrder, gil_holders: &[Tid]) -> Vec<TopRow> {
     let mut counts: BTreeMap<Tid, u64> = BTreeMap::new();
-    for sample in &profile.timeline {
-        *counts.entry(sample.tid).or_default() += 1;
+    for (at, sample) in profile.timeline.iter().enumerate() {
+        let count = counts.entry(sample.tid).or_default();
+        *count = count.saturating_add(profile.sample_amount(0, at));
     }
     let named = |tid: &Tid| profile.meta.threads.iter().find(|(_, t, _)| t == tid);
     let mut rows: Vec<TopRow> = counts

@@ -146,7 +146,9 @@ fn values_go_through_firefox() {
         ms(serde_json::json!([0.000077])),
         ms(serde_json::json!([0.004])),
     ];
-    assert_eq!(weights(&weighted()), expected);
+    assert_eq!(weights(&by_value(&weighted(), 1)), expected);
+    let counted = |weights: serde_json::Value| ("samples".to_string(), weights);
+    assert_eq!(weights(&weighted())[0], counted(serde_json::Value::Null));
     let bytes = weights(&by_value(&weighted(), 2));
     assert_eq!(
         bytes.last().unwrap(),
@@ -172,7 +174,11 @@ fn text_shows_the_selected_value() {
 /// The values that the page can show: those that differ from the count.
 #[test]
 fn pages_contain_values() {
-    for (profile, values) in [(calls(), vec!["calls", "wall", "cpu"]), (golden(), vec!["samples"])] {
+    for (profile, values) in [
+        (calls(), vec!["calls", "wall", "cpu"]),
+        (by_value(&calls(), 1), vec!["wall", "calls", "cpu"]),
+        (golden(), vec!["samples"]),
+    ] {
         let page = String::from_utf8(written("html", &profile)).unwrap();
         let packed = page.split("id=\"profile\">").nth(1).unwrap().split('<').next().unwrap();
         let packed = BASE64_STANDARD.decode(packed).unwrap();

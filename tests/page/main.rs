@@ -443,6 +443,7 @@ fn comparison(directory: &Path) {
         both: &both,
         found: &diff::diff(&a, &b, &options),
         names: ["a.json", "b.json"],
+        amounts: "all samples",
         normalization: Normalization::Share,
         is_self: false,
         confidence: 99.0,

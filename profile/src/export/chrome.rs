@@ -9,7 +9,7 @@
 
 use std::io::{self, BufWriter, Write};
 
-use super::thread_tracks::{NONE, StackRows, StackSpan, Timeline, Track, period, spans};
+use super::thread_tracks::{NONE, StackRows, StackSpan, Timeline, Track, length_of, period, spans};
 use crate::escape::write_json;
 use crate::json::write::{comma, key_string, write_number};
 use crate::model::Profile;
@@ -105,7 +105,7 @@ fn untimed(profile: &Profile, samples: &[(u32, Vec<u64>)], period: u64) -> Optio
     let mut end = 0u64;
     let spans = samples.iter().map(|(item, amounts)| {
         let start = end;
-        end = end.saturating_add(period.saturating_mul(amounts[0]));
+        end = end.saturating_add(length_of(profile, period, amounts[0]));
         StackSpan {
             start,
             end,

@@ -17,6 +17,7 @@ mod short_paths;
 pub mod speedscope;
 mod thread_tracks;
 
+use std::borrow::Cow;
 use std::fmt;
 use std::io::{self, Write};
 use std::path::Path;
@@ -38,8 +39,8 @@ pub struct Format {
     pub audience: Audience,
     /// Whether a terminal cannot show it.
     pub is_binary: bool,
-    /// Whether it shows one value only, so that another one can be chosen ([`select::by_value`]).
-    pub shows_one_value: bool,
+    /// Whether it shows one value alone, or before the others, so that another one can be chosen ([`Format::with_value`]).
+    pub opens_with_value: bool,
     /// Whether it has names only, so that functions can be split by line ([`select::by_line`]).
     pub has_names_only: bool,
     /// Writes the complete profile. The writer need not be buffered.
@@ -67,7 +68,7 @@ pub const FORMATS: &[Format] = &[
         help: "the tree of Dask's distributed.profile, plus timeline and metadata",
         audience: Audience::Programs,
         is_binary: false,
-        shows_one_value: false,
+        opens_with_value: false,
         has_names_only: false,
         write: json::write,
     },
@@ -77,7 +78,7 @@ pub const FORMATS: &[Format] = &[
         help: "json, gzip-compressed",
         audience: Audience::Programs,
         is_binary: true,
-        shows_one_value: false,
+        opens_with_value: false,
         has_names_only: false,
         write: json::write_gz,
     },
@@ -87,7 +88,7 @@ pub const FORMATS: &[Format] = &[
         help: "one line per stack, for flame graph tools and speedscope",
         audience: Audience::Programs,
         is_binary: false,
-        shows_one_value: true,
+        opens_with_value: true,
         has_names_only: true,
         write: collapsed::write,
     },
@@ -97,7 +98,7 @@ pub const FORMATS: &[Format] = &[
         help: "interactive flame graph for a web browser",
         audience: Audience::People,
         is_binary: false,
-        shows_one_value: true,
+        opens_with_value: true,
         has_names_only: true,
         write: flamegraph::write,
     },
@@ -107,7 +108,7 @@ pub const FORMATS: &[Format] = &[
         help: "HTML report in one file: flame graph, timeline, callers, source lines",
         audience: Audience::PeopleWithPage,
         is_binary: false,
-        shows_one_value: false,
+        opens_with_value: true,
         has_names_only: false,
         write: html::write,
     },
@@ -117,7 +118,7 @@ pub const FORMATS: &[Format] = &[
         help: "for speedscope.app: all threads merged, and each alone",
         audience: Audience::Programs,
         is_binary: false,
-        shows_one_value: false,
+        opens_with_value: true,
         has_names_only: false,
         write: speedscope::write,
     },
@@ -127,7 +128,7 @@ pub const FORMATS: &[Format] = &[
         help: "for profiler.firefox.com: threads, times, lines, inlined functions",
         audience: Audience::Programs,
         is_binary: false,
-        shows_one_value: true,
+        opens_with_value: true,
         has_names_only: false,
         write: firefox::write,
     },
@@ -137,7 +138,7 @@ pub const FORMATS: &[Format] = &[
         help: "for `go tool pprof` and other readers of pprof protocol buffers",
         audience: Audience::Programs,
         is_binary: true,
-        shows_one_value: false,
+        opens_with_value: false,
         has_names_only: false,
         write: pprof::write,
     },
@@ -147,7 +148,7 @@ pub const FORMATS: &[Format] = &[
         help: "trace events for Chrome DevTools, in chronological order",
         audience: Audience::Programs,
         is_binary: false,
-        shows_one_value: false,
+        opens_with_value: true,
         has_names_only: false,
         write: chrome::write,
     },
@@ -157,7 +158,7 @@ pub const FORMATS: &[Format] = &[
         help: "for ui.perfetto.dev: samples, tasks, thread states",
         audience: Audience::Programs,
         is_binary: true,
-        shows_one_value: false,
+        opens_with_value: false,
         has_names_only: false,
         write: perfetto::write,
     },
@@ -167,7 +168,7 @@ pub const FORMATS: &[Format] = &[
         help: "for Python's pstats, snakeviz and gprof2dot: functions and callers",
         audience: Audience::Programs,
         is_binary: true,
-        shows_one_value: false,
+        opens_with_value: false,
         has_names_only: false,
         write: pstats::write,
     },
@@ -185,11 +186,28 @@ impl Format {
         self.audience == Audience::PeopleWithPage
     }
 
+    /// The profile with the value first that the format opens with: `value`, an index in [`Profile::value_types`], or
+    /// [`Profile::default_value`].
+    pub fn with_value<'a>(&self, profile: Cow<'a, Profile>, value: Option<usize>) -> Cow<'a, Profile> {
+        match value.unwrap_or_else(|| profile.default_value()) {
+            value if value > 0 && self.opens_with_value => Cow::Owned(select::by_value(&profile, value)),
+            _ => profile,
+        }
+    }
+
     /// Writes the profile as people see it by default.
     pub fn write_default(&self, profile: &Profile, out: &mut dyn Write) -> io::Result<()> {
+        let shown = self.with_value(Cow::Borrowed(profile), None);
         match self.audience {
-            Audience::People => (self.write)(&folded::without_interpreter_frames(profile), out),
-            Audience::Programs | Audience::PeopleWithPage => (self.write)(profile, out),
+            Audience::People => (self.write)(&folded::without_interpreter_frames(&shown), out),
+            Audience::Programs => (self.write)(&shown, out),
+            Audience::PeopleWithPage => {
+                let page = html::PageOptions {
+                    saved: Some(profile),
+                    ..html::PageOptions::default()
+                };
+                html::write_page(&shown, &page, out)
+            }
         }
     }
 }

@@ -22,7 +22,7 @@ use crate::escape;
 use crate::labels::LabelSetId;
 use crate::model::{Frame, FrameKind, Profile};
 use crate::stacks_by_line::StacksByLine;
-use crate::values::{Amounts, Unit};
+use crate::values::Amounts;
 use crate::view::View;
 
 #[derive(Clone, PartialEq, Message)]
@@ -343,8 +343,7 @@ impl<'a> ProfileBuilder<'a> {
             })
             .collect();
         // A time is more informative than a count.
-        let time = types.iter().position(|value| value.kind.unit == Unit::Nanoseconds);
-        let shown = sample_type[time.unwrap_or(0)].r#type;
+        let shown = sample_type[profile.default_time().unwrap_or(0)].r#type;
         let periods = types.iter().zip(&sample_type).skip(1);
         let period = periods.filter_map(|(value, kind)| match value.amounts {
             Amounts::PerCount(amount) => Some((kind.clone(), amount)),

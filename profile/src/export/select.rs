@@ -12,16 +12,18 @@ use crate::sums::sum_upwards;
 use crate::values::{Amounts, Value};
 use crate::view::View;
 
-/// The profile with one of its values (an index in [`Profile::value_types`]) as its count, and no other value. Lines of
+/// The profile with one of its values (an index in [`Profile::value_types`]) as its count, before the others. Lines of
 /// functions are those of the samples whose lines are known.
 pub fn by_value(profile: &Profile, value: usize) -> Profile {
-    let Some(chosen) = profile.value_types().get(value) else {
+    let Some(chosen) = profile.value_types().get(value).filter(|_| value > 0) else {
         return profile.clone();
     };
+    let column = |at: usize| -> Vec<u64> {
+        let samples = 0..profile.timeline.len();
+        samples.map(|sample| profile.sample_amount(at, sample)).collect()
+    };
     let mut out = profile.clone();
-    let weights: Vec<u64> = (0..profile.timeline.len())
-        .map(|sample| profile.sample_amount(value, sample))
-        .collect();
+    let weights = column(value);
     for (node, amount) in out.nodes.iter_mut().zip(profile.amounts(value)) {
         node.count = amount;
     }
@@ -35,16 +37,25 @@ pub fn by_value(profile: &Profile, value: usize) -> Profile {
                 lines(&mut node.self_lines);
             }
         }
-        Amounts::Each { .. } if value == 0 => {}
         Amounts::Each { .. } => weigh_lines(&mut out, &weights),
     }
-    out.values = vec![Value {
+    let first = Value {
         kind: chosen.kind.clone(),
         amounts: Amounts::Each {
             nodes: Vec::new(),
             samples: weights,
         },
-    }];
+    };
+    // What was so much for each count is not for each count of another value.
+    let others = profile.value_types().iter().enumerate().filter(|(at, _)| *at != value);
+    let others = others.map(|(at, other)| Value {
+        kind: other.kind.clone(),
+        amounts: Amounts::Each {
+            nodes: profile.amounts(at),
+            samples: column(at),
+        },
+    });
+    out.values = std::iter::once(first).chain(others).collect();
     out
 }
 
@@ -232,12 +243,19 @@ mod tests {
             "of the others no line is known"
         );
         assert!(wall.is_timed());
+        assert_eq!(
+            (wall.amounts(1), &wall.values[1].kind),
+            (vec![3, 3, 2], &ValueType::SAMPLES)
+        );
+        assert_eq!(wall.sample_amount(1, 2), 1);
         let mut cpu = profile();
         cpu.values[1] = Value::per_count(ValueType::CPU, 100);
         let cpu = by_value(&cpu, 1);
         assert_eq!((cpu.nodes[0].count, cpu.nodes[1].lines[&12]), (300, 200));
         assert!(cpu.is_timed());
+        assert_eq!((cpu.amounts(1), cpu.sample_amount(1, 0)), (vec![3, 3, 2], 1));
         assert_eq!(by_value(&profile(), 9), profile());
+        assert_eq!(by_value(&profile(), 0), profile());
     }
 
     #[test]

@@ -12,6 +12,7 @@ use super::collapsed::NO_STACK;
 use crate::model::{Frame, FrameKind, Profile};
 pub use crate::stacks_by_line::NONE;
 use crate::stacks_by_line::StacksByLine;
+use crate::values::Unit;
 use crate::view::is_group;
 use crate::view::{View, shown_name};
 
@@ -243,6 +244,14 @@ impl Track {
 /// ns of CPU time that a sample represents; `None` if unknown.
 pub fn period(profile: &Profile) -> Option<u64> {
     1_000_000_000u64.checked_div(profile.meta.rate)
+}
+
+/// ns that an amount of the profile's first value takes where samples without a time follow each other; `period` of one count.
+pub fn length_of(profile: &Profile, period: u64, amount: u64) -> u64 {
+    match profile.count_type().unit {
+        Unit::Nanoseconds => amount,
+        Unit::Count | Unit::Bytes => period.saturating_mul(amount),
+    }
 }
 
 /// A stretch of time that a thread spent in one stack.

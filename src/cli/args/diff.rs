@@ -29,12 +29,13 @@ pub struct DiffCommand {
     /// Compare self instead of total samples (flame graphs always do)
     #[arg(long = "self")]
     pub self_count: bool,
-    /// Value to compare, such as cpu, wall, await or calls [default: samples or calls]
+    /// Value to compare, such as cpu, wall, await or calls [default: the time of traced calls and of recordings with waiting
+    /// time, else samples or calls]
     #[arg(long, value_name = "VALUE", hide_possible_values = true, value_parser = values())]
     pub value: Option<String>,
-    /// How to normalize the profiles
-    #[arg(long, value_enum, default_value_t = Normalize::Share)]
-    pub normalize: Normalize,
+    /// How to normalize the profiles [default: time for traced calls, else share]
+    #[arg(long, value_enum)]
+    pub normalize: Option<Normalize>,
     /// Simultaneous confidence level of all intervals
     #[arg(long, value_name = "PERCENT", default_value_t = 99.0, value_parser = confidence)]
     pub confidence: f64,
@@ -44,8 +45,8 @@ pub struct DiffCommand {
     /// Also test interpreter-internal functions, whose time varies between runs with the memory layout
     #[arg(long)]
     pub interpreter: bool,
-    /// Exit with code 3 if a function, or all CPU time, grew significantly by more than PERCENT of all samples (with --normalize
-    /// rate or time: of the older profile's CPU time), with code 4 if the profiles are too short to decide
+    /// Exit with code 3 if a function, or all time, grew significantly by more than PERCENT of all samples (with --normalize
+    /// rate or time: of the older profile's time), with code 4 if the profiles are too short to decide
     #[arg(long, value_name = "PERCENT", value_parser = limit, allow_negative_numbers = true)]
     pub fail_above: Option<f64>,
     /// Write a differential flame graph to FILE, to a file in that directory, or to standard output (`-`)
@@ -76,11 +77,11 @@ pub enum DiffBy {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Normalize {
-    /// Fraction of all samples: for recordings of any length
+    /// Fraction of all samples, or of what else is compared: for recordings of any length
     Share,
-    /// CPU time per second: for servers under the same load
+    /// Time per second: for servers under the same load
     Rate,
-    /// CPU time: for two runs of the same work, from start to end
+    /// Time: for two runs of the same work, from start to end
     Time,
 }
 

@@ -261,7 +261,8 @@ pub struct ReportCommand {
     /// Waits of one kind: gil (with who held it), lock, condition, sleep, read, poll, runnable, ...
     #[arg(long, value_name = "KIND", requires = "waits", hide_possible_values = true, value_parser = wait_kinds())]
     pub kind: Option<String>,
-    /// Value to show, such as cpu, wall, await or calls [default: samples or calls]
+    /// Value to show, such as cpu, wall, await or calls [default: the time of traced calls and of recordings with waiting time,
+    /// else samples or calls]
     #[arg(long, value_name = "VALUE", hide_possible_values = true, value_parser = values())]
     pub value: Option<String>,
     /// Print JSON

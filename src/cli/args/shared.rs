@@ -374,7 +374,8 @@ impl FrameArgs {
 pub struct ViewArgs {
     #[command(flatten)]
     pub frames: FrameArgs,
-    /// Value to show in svg, collapsed and firefox, such as cpu, wall, await or calls [default: samples or calls]
+    /// Value to show, such as cpu, wall, await or calls (html, speedscope: to begin with; svg, collapsed, firefox: alone)
+    /// [default: the time of traced calls and of recordings with waiting time, else samples or calls]
     #[arg(long, value_name = "VALUE", hide_possible_values = true, value_parser = values())]
     pub value: Option<String>,
     /// One frame per line of a function (svg, collapsed; the other formats always have lines)

@@ -2,6 +2,7 @@
 
 use super::style::{Color, TerminalStyle, color};
 use super::table::{self, Cell, Overflow, plain};
+use crate::export::select;
 use crate::profile::idle;
 use crate::profile::model::Profile;
 use crate::profile::stats::Stats;
@@ -17,6 +18,7 @@ pub fn text(profile: &Profile, style: &TerminalStyle) -> Option<String> {
     let profile = idle::fold(profile).unwrap_or_else(|| profile.clone());
     // Without a function to focus on, a view is not refused.
     let profile = ViewOptions::default().apply(profile).ok()?;
+    let profile = select::by_value(&profile, profile.default_value());
     let stats = Stats::new(&profile);
     let whole = stats.samples();
     if whole == 0 {

@@ -41,7 +41,7 @@ pub struct Output {
     format: &'static Format,
     /// Name of the file, if it has to be written elsewhere.
     name: OsString,
-    /// Value to show instead of the count.
+    /// Value to show instead of the profile's default.
     value: Option<String>,
     lines: bool,
     /// Leave the text of source files out.
@@ -146,10 +146,10 @@ impl Output {
                 "omit --idle, or use -f svg",
             );
         }
-        if shown.value.is_some() && !self.format.shows_one_value {
+        if shown.value.is_some() && !self.format.opens_with_value {
             return refused(
                 "--value",
-                "only svg, collapsed and firefox show one value at a time",
+                "that format has all values, and none before the others",
                 "omit --value, or use -f svg",
             );
         }
@@ -238,7 +238,7 @@ impl Output {
         self.file.as_ref().map_or(Caps::NONE, OutputFile::needs)
     }
 
-    /// Writes the profile; returns a text with the path. A profile without the chosen value is written with its count:
+    /// Writes the profile; returns a text with the path. A profile without the chosen value is written with its default:
     /// it may be the only copy.
     ///
     /// # Errors
@@ -250,10 +250,12 @@ impl Output {
         } else {
             None
         };
-        // A page also has the profile as other formats have it, with idle threads in full.
-        let saved = (is_page && folded.is_some()).then(|| self.viewed(profile).0);
-        let (mut profile, said) = self.viewed(folded.as_ref().unwrap_or(profile));
-        if let Some(said) = said {
+        // A page also has the profile as other formats have it, with idle threads in full and its values in their order.
+        let saved = is_page.then(|| self.viewed(Cow::Borrowed(profile)).0);
+        let (value, refused) = self.chosen_value(profile);
+        let profile = Cow::Borrowed(folded.as_ref().unwrap_or(profile));
+        let (mut profile, said) = self.viewed(self.format.with_value(profile, value));
+        for said in refused.into_iter().chain(said) {
             super::print_status(&said);
         }
         if is_page {
@@ -304,15 +306,21 @@ impl Output {
         }
     }
 
-    /// The profile as it was requested, and what to say if a part of that was not possible.
-    fn viewed<'a>(&self, profile: &'a Profile) -> (Cow<'a, Profile>, Option<String>) {
-        let (mut profile, mut said) = (Cow::Borrowed(profile), None);
-        if let Some(value) = &self.value {
-            match value_of(&profile, value, "the profile") {
-                Ok(index) => profile = Cow::Owned(select::by_value(&profile, index)),
-                Err(e) => said = Some(format!("{}; showing {}", e.what, profile.count_type().name)),
+    /// The value that was chosen, if the profile has it; else what to say.
+    fn chosen_value(&self, profile: &Profile) -> (Option<usize>, Option<String>) {
+        match self.value.as_ref().map(|value| value_of(profile, value, "the profile")) {
+            None => (None, None),
+            Some(Ok(value)) => (Some(value), None),
+            Some(Err(e)) => {
+                let shown = &profile.value_types()[profile.default_value()].kind;
+                (None, Some(format!("{}; showing {}", e.what, line(&shown.name))))
             }
         }
+    }
+
+    /// The profile as it was requested, and what to say if a part of that was not possible.
+    fn viewed<'a>(&self, mut profile: Cow<'a, Profile>) -> (Cow<'a, Profile>, Option<String>) {
+        let mut said = None;
         // The page folds interpreter frames itself, so that its button can show them.
         let view = ViewOptions {
             interpreter_frames: self.view.interpreter_frames || self.format.is_page(),

@@ -23,8 +23,10 @@ pub struct ReportRow {
     pub total: u64,
     /// Self samples in native code, of a Python function that they count for.
     pub native: Option<u64>,
-    /// Of a function in a sampled profile with exact numbers of calls.
-    pub counted: Option<CountedRow>,
+    /// Of a function where calls are counted, but something else is shown.
+    pub calls: Option<u64>,
+    /// The same of a sampled profile.
+    pub sampled: Option<SampledTime>,
     /// Of a function of the user's own.
     pub yours: Option<YourRow>,
 }
@@ -57,10 +59,9 @@ impl YourRow {
     }
 }
 
-/// A function's calls, and its own time in ns with its interval (95 % confidence).
+/// A function's own time in ns, with its interval (95 % confidence).
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct CountedRow {
-    pub calls: u64,
+pub struct SampledTime {
     pub time: u64,
     pub interval: (u64, u64),
 }
@@ -86,10 +87,12 @@ impl ReportRow {
         if let Some(native) = self.native {
             value["native"] = native.into();
         }
-        if let Some(counted) = self.counted {
-            value["calls"] = counted.calls.into();
-            value["self_ns"] = counted.time.into();
-            value["self_ns_interval"] = json!([counted.interval.0, counted.interval.1]);
+        if let Some(calls) = self.calls {
+            value["calls"] = calls.into();
+        }
+        if let Some(sampled) = self.sampled {
+            value["self_ns"] = sampled.time.into();
+            value["self_ns_interval"] = json!([sampled.interval.0, sampled.interval.1]);
         }
         if let Some(yours) = &self.yours {
             value["self_with_libraries"] = yours.amount.into();
@@ -103,11 +106,6 @@ impl ReportRow {
             value["place"] = self.place.as_str().into();
         }
         value
-    }
-
-    pub fn of_functions(stats: &Stats<'_>) -> Vec<ReportRow> {
-        let rows = ReportRow::of_functions_by_id(stats).into_iter();
-        rows.map(|(_, row)| row).filter(|row| row.total > 0).collect()
     }
 
     pub fn of_functions_by_id(stats: &Stats<'_>) -> Vec<(FunctionId, ReportRow)> {

@@ -6,8 +6,10 @@ use regex_lite::{Regex, RegexBuilder};
 
 use super::rows::{self, RowTarget, TopOrder, TopRow};
 use crate::event::Tid;
+use crate::export::select;
 use crate::profile::lags::Lag;
 use crate::profile::model::{Frame, Profile};
+use crate::profile::values::ValueType;
 use crate::profile::views::ViewOptions;
 use crate::profile::waits::{self, WaitSite};
 
@@ -139,9 +141,19 @@ impl App {
         self.refresh();
     }
 
+    /// What amounts of rows are, and how much of it was sampled in all.
+    pub fn value(&self) -> (&ValueType, u64) {
+        let value = self.profile.default_value();
+        (
+            &self.profile.value_types()[value].kind,
+            self.profile.total_amount(value),
+        )
+    }
+
     /// Applies the view to the samples.
     fn apply_view(&mut self) {
-        self.shown = self.view.apply(self.profile.clone()).unwrap_or_else(|none| {
+        let by_value = select::by_value(&self.profile, self.profile.default_value());
+        self.shown = self.view.apply(by_value).unwrap_or_else(|none| {
             // Its samples may come yet.
             self.message = format!("no samples of {} in this time", none.name);
             Profile {

@@ -1,5 +1,6 @@
 use super::*;
 use crate::profile::model::{FrameKind, Node, TimelineSample};
+use crate::profile::values::{Value, ValueType};
 use ratatui::Terminal;
 use ratatui::backend::TestBackend;
 
@@ -157,7 +158,6 @@ fn functions_of_the_user_come_first() {
 #[test]
 fn waits_have_a_page() {
     use crate::profile::build::Builder;
-    use crate::profile::values::ValueType;
     let mut app = app();
     press(&mut app, "4");
     assert!(render(&mut app, 120, 12).contains("top --mode wall"), "no waits");
@@ -262,4 +262,23 @@ fn a_letter_replaces_the_proposed_name() {
     assert_eq!(typed(&[KeyCode::Backspace, KeyCode::Char('x')]), save("x"));
     assert_eq!(typed(&[KeyCode::Right, KeyCode::Char('x')]), save("nativeprof-7.htmlx"));
     assert_eq!(typed(&[KeyCode::Backspace]), Action::Nothing);
+}
+
+#[test]
+fn times_are_shown_where_they_were_recorded() {
+    let mut app = App::default();
+    app.show(Profile {
+        values: vec![
+            Value::per_count(ValueType::SAMPLES, 1),
+            Value::per_count(ValueType::WALL, 250_000_000),
+        ],
+        ..profile()
+    });
+    let text = render(&mut app, 120, 12);
+    for shown in ["1.50 s wall of all threads", "SELF TIME", "750.0 ms", "1.00 s"] {
+        assert!(text.contains(shown), "{shown}: {text}");
+    }
+    press(&mut app, "3");
+    let text = render(&mut app, 120, 12);
+    assert!(text.contains("500.0 ms") && text.contains("33.3"), "{text}");
 }

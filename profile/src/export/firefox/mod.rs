@@ -1,11 +1,10 @@
 //! A profile as the Firefox Profiler has it ("processed profile", version 60): one table of stacks, which is our tree,
 //! and the samples of each thread in chronological order.
 //!
-//! Samples weigh what the first value has that does not follow from their number: wall time, bytes; else they are
-//! counted. Frames have the line of their sample, Python functions a file and first line, native ones their library and
-//! address; inlined functions are frames of the function they are in, with an inline depth. Python counts as
-//! "JavaScript" where the viewer filters by that. Kinds of frames are categories. Samples without a time follow each
-//! other in a separate thread.
+//! Samples weigh what they have of the profile's first value: counts, wall time, bytes. Frames have the line of their
+//! sample, Python functions a file and first line, native ones their library and address; inlined functions are frames
+//! of the function they are in, with an inline depth. Python counts as "JavaScript" where the viewer filters by that.
+//! Kinds of frames are categories. Samples without a time follow each other in a separate thread.
 //!
 //! Written without the crate `fxprof-processed-profile`: version 0.8 supports neither lines and files nor inlined
 //! functions, and has a table of stacks per thread.
@@ -14,7 +13,7 @@
 
 use std::io::{self, BufWriter, Write};
 
-use super::thread_tracks::{StackRows, Timeline, Track, period};
+use super::thread_tracks::{StackRows, Timeline, Track, length_of, period};
 use crate::escape::write_json;
 use crate::json::write::{comma, key_string, write_number};
 use crate::model::{FrameKind, ModuleMeta, Profile};
@@ -61,7 +60,7 @@ pub fn write(profile: &Profile, out: &mut dyn Write) -> io::Result<()> {
     let tables = FirefoxTables::new(profile, &stacks);
     let states = stacks.states(&view);
     let timeline = Timeline::new(profile, &entries);
-    let weight = weight(profile);
+    let unit = weight_unit(profile);
     let cpu_value = profile.find_value("cpu");
     let cpu_value = cpu_value.filter(|value| !profile.value_types()[*value].is_per_count());
     let mut out = BufWriter::with_capacity(64 << 10, out);
@@ -86,22 +85,22 @@ pub fn write(profile: &Profile, out: &mut dyn Write) -> io::Result<()> {
             .map(|(time, row, sample)| FirefoxSample {
                 time: *time,
                 row: *row,
-                weight: profile.sample_amount(weight.0, *sample),
+                weight: profile.sample_amount(0, *sample),
                 cpu: cpu(*row, &|value| profile.sample_amount(value, *sample)),
             })
             .collect();
         let is_main = track.pid == track.tid;
-        write_thread(at, profile, track, is_main, (&samples, weight), period, &mut out)?;
+        write_thread(at, profile, track, is_main, (&samples, unit), period, &mut out)?;
     }
     if !timeline.untimed.is_empty() || timeline.tracks.is_empty() {
         let mut end = 0u64;
         let samples = timeline.untimed.iter().map(|(row, amounts)| {
             let time = end;
-            end = end.saturating_add(period.saturating_mul(amounts[0]));
+            end = end.saturating_add(length_of(profile, period, amounts[0]));
             FirefoxSample {
                 time,
                 row: *row,
-                weight: amounts[weight.0],
+                weight: amounts[0],
                 cpu: cpu(*row, &|value| amounts[value]),
             }
         });
@@ -117,7 +116,7 @@ pub fn write(profile: &Profile, out: &mut dyn Write) -> io::Result<()> {
             profile,
             &track,
             only,
-            (&samples.collect::<Vec<_>>(), weight),
+            (&samples.collect::<Vec<_>>(), unit),
             period,
             &mut out,
         )?;
@@ -231,18 +230,13 @@ fn column(name: &str, values: impl Iterator<Item = Option<i64>>, out: &mut impl 
     out.write_all(b"]")
 }
 
-/// The value that weighs the samples of all threads, and what the viewer calls its unit: the first one that does not
-/// follow from the count, or the count.
-fn weight(profile: &Profile) -> (usize, &'static str) {
-    let types = profile.value_types();
-    let each = types.iter().position(|value| !value.is_per_count());
-    let value = each.unwrap_or(0);
-    let unit = match types[value].kind.unit {
+/// What the viewer calls the unit of the profile's first value.
+fn weight_unit(profile: &Profile) -> &'static str {
+    match profile.count_type().unit {
         Unit::Count => "samples",
         Unit::Nanoseconds => "tracing-ms",
         Unit::Bytes => "bytes",
-    };
-    (value, unit)
+    }
 }
 
 /// A sample of a thread.
@@ -261,7 +255,7 @@ fn write_thread(
     profile: &Profile,
     track: &Track,
     is_main: bool,
-    (samples, (_, unit)): (&[FirefoxSample], (usize, &str)),
+    (samples, unit): (&[FirefoxSample], &str),
     period: u64,
     out: &mut impl Write,
 ) -> io::Result<()> {

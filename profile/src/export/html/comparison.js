@@ -15,7 +15,7 @@ const STEPS = 12;
 function comparison(packed, functions) {
   const { normalize, self, confidence, sides } = packed;
   const changes = new Map(packed.changes.map(([fn, before, after, low, high, sure]) => [fn, { before, after, low, high, sure }]));
-  return { normalize, self, confidence, sides, changes, functions, before: clean(packed.before), after: clean(packed.after) };
+  return { normalize, self, confidence, sides, changes, functions, before: clean(packed.before), after: clean(packed.after), amounts: clean(packed.amounts) };
 }
 
 class Comparison {
@@ -132,10 +132,9 @@ function changeColumns(model) {
 
 // The facts below the title.
 function comparisonFacts({ comparison }) {
-  const words = { share: "of all samples", rate: "of one CPU", time: "of CPU time" };
   const sure = [...comparison.changes.values()].filter((row) => row.sure).length;
   return [
-    el("span", { text: `Amounts: ${words[comparison.normalize]}` }),
+    el("span", { text: `Amounts: of ${comparison.amounts}` }),
     el("span", null, el("b", { text: count(sure) }), ` of ${plural(comparison.changes.size, "function")} changed significantly (${comparison.confidence} %, ${comparison.self ? "self" : "total"})`),
   ];
 }

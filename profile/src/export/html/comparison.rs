@@ -1,8 +1,9 @@
 //! What the page of a comparison has in addition to the stacks of both profiles.
 //!
 //! ```text
-//! {"before", "after": names of the profiles, "normalize": share|rate|time, "self": what "changes" are changes of,
-//!  "confidence": percent, "sides": [{"total", "ofSample", "ofProcess"}] (see `profile::diff::Side`),
+//! {"before", "after": names of the profiles, "amounts": what amounts are parts of, "normalize": share|rate|time,
+//!  "self": what "changes" are changes of, "confidence": percent,
+//!  "sides": [{"total", "ofSample", "ofProcess"}] (see `profile::diff::Side`),
 //!  "changes": [function, before, after, low, high, significant] of functions that were tested}
 //! ```
 
@@ -22,7 +23,9 @@ pub struct Comparison<'a> {
     pub found: &'a Diff<'a>,
     /// Of the older and of the newer profile.
     pub names: [&'a str; 2],
-    /// How the amounts in `found` are normalized.
+    /// What the amounts in `found` are parts of: `all samples`.
+    pub amounts: &'a str,
+    /// How these amounts are normalized.
     pub normalization: Normalization,
     /// Whether `found` compares self samples, not total ones.
     pub is_self: bool,
@@ -45,7 +48,8 @@ impl Comparison<'_> {
             out,
             "{{\"normalize\":\"{normalization}\",\"self\":{is_self},\"confidence\":{confidence}"
         )?;
-        for (key, name) in ["before", "after"].into_iter().zip(self.names) {
+        let [before, after] = self.names;
+        for (key, name) in [("before", before), ("after", after), ("amounts", self.amounts)] {
             write!(out, ",\"{key}\":")?;
             write_json(&short(name), out)?;
         }

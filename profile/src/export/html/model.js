@@ -2,7 +2,7 @@
 
 // Numbers of lines are below this.
 const LINES = 2 ** 32;
-// As many of the user's own functions are listed.
+// The title of the list of the user's own functions, and how many it has.
 const YOURS = "Your functions";
 const OWN_FUNCTIONS = 8;
 

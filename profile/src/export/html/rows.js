@@ -3,7 +3,8 @@
 const ROW_HEIGHT = 24;
 
 class Rows {
-  // options: label, role ("grid" or "treegrid"), columns [{ key, title, cell(row) -> node or text, num, sort }],
+  // options: label, role ("grid" or "treegrid"), columns [{ key, title, cell(row) -> node or text, num, sort }]; a title is text, or
+  // a function that makes it anew for the rows shown;
   // onpick(row), onopen(row), onkey(event, index), why() -> what to say where there may be no row
   constructor(options) {
     this.options = options;
@@ -13,13 +14,12 @@ class Rows {
     this.head = el("div", { class: "row head", role: "row" });
     for (const column of options.columns) {
       const cell = el("div", { role: "columnheader", class: `cell ${column.key} ${column.num ? "num" : ""}` });
-      if (column.sort) {
-        cell.append(el("button", { class: "bare", onclick: () => this.sort(column.key), title: column.help }, column.title));
-      } else {
-        cell.textContent = column.title;
-        if (column.help) cell.title = column.help;
-      }
       column.head = cell;
+      column.heading = cell;
+      if (column.sort) {
+        column.heading = el("button", { class: "bare", onclick: () => this.sort(column.key), title: column.help });
+        cell.append(column.heading);
+      } else if (column.help) cell.title = column.help;
       this.head.append(cell);
     }
     this.body = el("div", { class: "rows-body", role: "rowgroup" });
@@ -33,6 +33,7 @@ class Rows {
 
   show(rows, keep = false) {
     this.rows = rows;
+    for (const { heading, title } of this.options.columns) heading.textContent = typeof title === "function" ? title() : title;
     if (!keep) {
       this.at = -1;
       this.scroller.scrollTop = 0;
@@ -151,8 +152,12 @@ function share(n, all) {
   return el("span", { class: "share" }, bar, el("span", { text: percent(n, all) }));
 }
 
-// Heading of a column of amounts; it depends on the selected value.
-const amountTitle = (model) => (model.profile.values.length > 1 ? "Amount" : "Samples");
+// Heading of a column of amounts of the selected value.
+function amountTitle({ comparison, value }) {
+  if (comparison) return "Amount";
+  const { name, unit } = value;
+  return { nanoseconds: "Time", bytes: "Bytes" }[unit] ?? name.charAt(0).toUpperCase() + name.slice(1);
+}
 
 function functionName(model, fn) {
   const kind = model.kind(fn);
@@ -167,9 +172,9 @@ class FunctionTable {
     const { functions: f, modules } = model.profile;
     const columns = [
       { key: "self", title: "Self", num: true, sort: (a, b) => model.totals.self[a] - model.totals.self[b], cell: (fn) => share(model.totals.self[fn], model.total), help: "Samples with this function innermost" },
-      { key: "selfn", title: amountTitle(model), num: true, sort: (a, b) => model.totals.self[a] - model.totals.self[b], cell: (fn) => model.number(model.totals.self[fn]) },
+      { key: "selfn", title: () => amountTitle(model), num: true, sort: (a, b) => model.totals.self[a] - model.totals.self[b], cell: (fn) => model.number(model.totals.self[fn]) },
       { key: "total", title: "Total", num: true, sort: (a, b) => model.totals.all[a] - model.totals.all[b], cell: (fn) => share(model.totals.all[fn], model.total), help: "Samples with this function on the stack" },
-      { key: "totaln", title: amountTitle(model), num: true, sort: (a, b) => model.totals.all[a] - model.totals.all[b], cell: (fn) => model.number(model.totals.all[fn]) },
+      { key: "totaln", title: () => amountTitle(model), num: true, sort: (a, b) => model.totals.all[a] - model.totals.all[b], cell: (fn) => model.number(model.totals.all[fn]) },
       { key: "function", title: "Function", sort: (a, b) => (f.name[a] < f.name[b] ? -1 : f.name[a] > f.name[b] ? 1 : 0), cell: (fn) => functionName(model, fn) },
       { key: "kind", title: "Kind", sort: (a, b) => f.kind[a] - f.kind[b], cell: (fn) => KIND_NAMES[model.kind(fn)] },
       { key: "module", title: "Module", sort: (a, b) => (modules[f.module[a]] < modules[f.module[b]] ? -1 : 1), cell: (fn) => el("bdi", { text: shortModule(modules[f.module[fn]]), title: shorten(modules[f.module[fn]], 600) }) },
@@ -223,7 +228,7 @@ class CallTree {
     this.open = new Set([0]);
     const columns = [
       { key: "total", title: "Total", num: true, cell: (i) => share(model.view.all[i], model.total) },
-      { key: "totaln", title: amountTitle(model), num: true, cell: (i) => model.number(model.view.all[i]) },
+      { key: "totaln", title: () => amountTitle(model), num: true, cell: (i) => model.number(model.view.all[i]) },
       { key: "self", title: "Self", num: true, cell: (i) => model.number(model.view.self[i]) },
       { key: "function", title: "Function", cell: (i) => this.name(i) },
       { key: "place", title: "Where", cell: (i) => (i ? pathText(model.place(model.view.fn[i])) : "") },

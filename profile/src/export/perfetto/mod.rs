@@ -81,7 +81,7 @@ pub fn write(profile: &Profile, out: &mut dyn Write) -> io::Result<()> {
     trace.out.flush()
 }
 
-/// The value types in the order of the trace: a time first, which viewers show at first.
+/// The value types in the order of the trace: times first, and of these the one that viewers show at first.
 struct TraceValues {
     /// Indexes in the profile.
     order: Vec<usize>,
@@ -92,7 +92,8 @@ impl TraceValues {
     fn of(profile: &Profile) -> TraceValues {
         let kinds: Vec<&ValueType> = profile.value_types().iter().map(|value| &value.kind).collect();
         let mut order: Vec<usize> = (0..kinds.len()).collect();
-        order.sort_by_key(|value| kinds[*value].unit != Unit::Nanoseconds); // stable
+        let time = profile.default_time();
+        order.sort_by_key(|value| (Some(*value) != time, kinds[*value].unit != Unit::Nanoseconds)); // stable
         let describe = |value: &usize| CounterDescriptor {
             name: escape::line(&kinds[*value].name).into_owned(),
             unit: match kinds[*value].unit {

@@ -1,28 +1,143 @@
-//! What the counts of a profile represent, and whether they can be compared.
+//! What of two profiles is compared, and whether it can be.
 
 use std::path::Path;
 
+use crate::cli::output::value_of;
 use crate::error::{Error, ErrorKind, Result};
-use crate::profile::diff::Normalization;
+use crate::escape::line;
+use crate::export::select;
+use crate::profile::diff::{self, Normalization};
+use crate::profile::measure::Measure;
 use crate::profile::model::Profile;
 use crate::profile::values::{Unit, ValueType};
 
+/// A profile with the value to compare as its count.
+pub struct Compared {
+    pub profile: Profile,
+    /// How much of the value one independent sample represents.
+    pub grain: f64,
+    /// It has exact calls, not samples.
+    pub is_traced: bool,
+}
+
+/// The profiles with the value to compare; without a name, the one that each of them shows by default.
+///
 /// # Errors
-/// `Data` if the profile has no samples, or not what the normalization needs.
-pub fn check_comparable(profile: &Profile, path: &Path, normalization: Normalization) -> Result<()> {
-    let bad = |why: &str, hint: &str| {
-        let what = format!("{} cannot be compared", path.display());
-        Err(Error::new(ErrorKind::Data, what).why(why).hint(hint))
-    };
-    if profile.nodes.first().is_none_or(|root| root.count == 0) {
-        return bad("it has no samples", "record again while the program is using the CPU");
+/// `Data` if a profile is empty or does not have the value, or if they do not have the same one.
+pub fn by_value(profiles: [Profile; 2], paths: [&Path; 2], value: Option<&str>) -> Result<[Compared; 2]> {
+    for (profile, path) in profiles.iter().zip(paths) {
+        check_not_empty(profile, path)?;
     }
+    let names = paths.map(|path| line(&path.to_string_lossy()).into_owned());
+    let mut chosen = profiles.each_ref().map(Profile::default_value);
+    if let Some(value) = value {
+        for ((chosen, profile), name) in chosen.iter_mut().zip(&profiles).zip(&names) {
+            *chosen = value_of(profile, value, name)?;
+        }
+    }
+    let kind = |i: usize| &profiles[i].value_types()[chosen[i]].kind;
+    match value {
+        Some(value) if kind(0) != kind(1) => {
+            let what = format!("the two profiles' values `{}` cannot be compared", line(value));
+            return Err(Error::new(ErrorKind::Data, what)
+                .why("their names or units differ")
+                .hint("choose a value that both profiles have, with --value"));
+        }
+        None if kind(0) != kind(1) || !count_the_same(&profiles) => {
+            return Err(different(&profiles, &names, [kind(0), kind(1)]));
+        }
+        _ => {}
+    }
+    let mut chosen = chosen.into_iter();
+    Ok(profiles.map(|profile| {
+        let value = chosen.next().unwrap_or(0);
+        Compared {
+            grain: diff::grain(&profile, value),
+            is_traced: *profile.count_type() == ValueType::CALLS,
+            profile: select::by_value(&profile, value),
+        }
+    }))
+}
+
+/// Whether samples are taken by a clock in both profiles, or by events in both, as far as that is known.
+fn count_the_same(profiles: &[Profile; 2]) -> bool {
+    let events = profiles.each_ref().map(|profile| &*profile.meta.event);
+    let [a, b] = events.map(|event| matches!(Measure::of_event(event, 0), Measure::Event));
+    a == b || events.iter().any(|event| event.is_empty())
+}
+
+/// The error about profiles that do not show the same by default.
+fn different(profiles: &[Profile; 2], names: &[String; 2], shown: [&ValueType; 2]) -> Error {
+    let kinds = |i: usize| profiles[i].value_types().iter().map(|value| &value.kind);
+    let list = |kinds: &mut dyn Iterator<Item = &ValueType>| {
+        let names: Vec<String> = kinds.map(|kind| line(&kind.name).into_owned()).collect();
+        match names.split_last() {
+            Some((last, [])) => last.clone(),
+            Some((last, rest)) => format!("{} and {last}", rest.join(", ")),
+            None => "nothing".into(),
+        }
+    };
+    let both: Vec<&ValueType> = kinds(0).filter(|kind| kinds(1).any(|other| other == *kind)).collect();
+    let sampled = |i: usize| match &*profiles[i].meta.event {
+        event if *shown[i] == ValueType::SAMPLES && !event.is_empty() => format!("samples ({})", line(event)),
+        _ => line(&shown[i].name).into_owned(),
+    };
+    let has = [0, 1].map(|i| format!("{} has {}", names[i], list(&mut kinds(i))));
+    let what = format!(
+        "the first profile is one of {}, the second one of {}",
+        sampled(0),
+        sampled(1)
+    );
+    // A time means the same however it was measured.
+    let best = both.iter().find(|kind| kind.unit == Unit::Nanoseconds).or(both.first());
+    let error = Error::new(ErrorKind::Data, what);
+    match best {
+        Some(best) => error
+            .why(format!(
+                "{}, {}; both have {}",
+                has[0],
+                has[1],
+                list(&mut both.iter().copied())
+            ))
+            .hint(format!("--value {}", line(&best.name))),
+        None => error
+            .why(format!("{}, {}; both have none of these", has[0], has[1]))
+            .hint("record both in the same way"),
+    }
+}
+
+fn not_comparable(path: &Path, why: &str, hint: &str) -> Error {
+    let what = format!("{} cannot be compared", path.display());
+    Error::new(ErrorKind::Data, what).why(why).hint(hint)
+}
+
+fn check_not_empty(profile: &Profile, path: &Path) -> Result<()> {
+    match profile.nodes.first() {
+        Some(root) if root.count > 0 => Ok(()),
+        _ => Err(not_comparable(
+            path,
+            "it has no samples",
+            "record again while the program is using the CPU",
+        )),
+    }
+}
+
+/// # Errors
+/// `Data` if the profile has nothing of the value that is its count, or not what the normalization needs.
+pub fn check_comparable(profile: &Profile, path: &Path, normalization: Normalization) -> Result<()> {
+    let bad = |why: &str, hint: &str| Err(not_comparable(path, why, hint));
+    check_not_empty(profile, path)?;
+    let kind = profile.count_type();
     match normalization {
         Normalization::Share => Ok(()),
+        _ if *kind != ValueType::SAMPLES && kind.unit != Unit::Nanoseconds => bad(
+            &format!("{} are no time", line(&kind.name)),
+            "--normalize share, or --value wall where the profile has it",
+        ),
         _ if profile.meta.rate > 0 && sampled_time(profile).is_none() => {
             bad("its samples are events, not times", "--normalize share")
         }
-        _ if profile.meta.rate == 0 && profile.count_type().unit != Unit::Nanoseconds => {
+        _ if profile.meta.rate == 0 && kind.unit != Unit::Nanoseconds => {
             bad("its sampling rate is not recorded", "--normalize share")
         }
         Normalization::Rate if profile.meta.duration <= 0.0 => bad("its duration is not recorded", "--normalize share"),

@@ -34,7 +34,7 @@ impl Text<'_> {
         let mut gate = Gate::Passed;
         for (name, change) in rows.iter().filter(|(_, change)| grew(change)) {
             let before = match self.normalization {
-                Normalization::Share => "all samples".into(),
+                Normalization::Share => format!("all {}", self.value()),
                 _ => format!("all {} time in the older profile", self.time()),
             };
             print_status(&format!(
@@ -63,7 +63,11 @@ impl Text<'_> {
                 self.enough(limit, percent(seen.now), percent(seen.of_processes)),
             )),
             None if rows.iter().all(|(_, change)| change.interval.is_none()) => {
-                print_status("undecided: too few samples to compare anything; record longer, or with a higher --rate");
+                print_status(if self.is_traced {
+                    "undecided: too few calls to compare anything; trace more work"
+                } else {
+                    "undecided: too few samples to compare anything; record longer, or with a higher --rate"
+                });
             }
             None => return gate,
         }

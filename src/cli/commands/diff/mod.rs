@@ -14,14 +14,13 @@ use crate::cli::output::style::{Color, TerminalStyle, color};
 use crate::cli::output::table;
 use crate::cli::output::table::{Cell, Overflow, plain};
 use crate::cli::output::table_rows::{ReportRow, kind_name};
-use crate::cli::output::{JSON_VERSION, no_such_function, value_of};
+use crate::cli::output::{JSON_VERSION, no_such_function};
 use crate::cli::print_status;
 use crate::error::{Error, ErrorKind, Result};
 use crate::escape::line;
 use crate::export::diff_flamegraph;
 use crate::export::html;
 use crate::export::html::Comparison;
-use crate::export::select;
 use crate::privileges::credentials::Caps;
 use crate::privileges::phases;
 use crate::profile::diff;
@@ -69,40 +68,26 @@ pub fn diff(options: &Options) -> Result<Gate> {
         _ => None,
     };
     let kept = place.as_ref().map_or(Caps::NONE, OutputFile::needs);
-    let mut profiles = input::profiles(&[&options.before, &options.after], kept)?;
-    let mut grains = [1.0; 2];
-    if let Some(name) = &options.value {
-        let paths = [&options.before, &options.after];
-        for ((profile, path), grain) in profiles.iter_mut().zip(paths).zip(&mut grains) {
-            let value = value_of(profile, name, &line(&path.to_string_lossy()))?;
-            *grain = diff::grain(profile, value);
-            *profile = select::by_value(profile, value);
-        }
-        let kinds = [0, 1].map(|i| profiles[i].count_type().clone());
-        if kinds[0] != kinds[1] {
-            return Err(Error::new(
-                ErrorKind::Data,
-                format!("the two profiles' values `{}` cannot be compared", line(name)),
-            )
-            .why("their names or units differ")
-            .hint("choose a value that both profiles have, with --value"));
-        }
-        if kinds[0].unit != Unit::Nanoseconds && options.normalize != Normalize::Share {
-            return Err(Error::new(ErrorKind::Usage, format!("`{}` is not a time", line(name)))
-                .why("--normalize rate and --normalize time need a value measured in time")
-                .hint("--normalize share"));
-        }
-    }
-    let view = options.frames.view(options.no_native);
-    let mut read = profiles.into_iter();
-    let profiles = view
-        .apply_to_both([(); 2].map(|()| read.next().unwrap_or_default()))
+    let paths: [&Path; 2] = [&options.before, &options.after];
+    let read = input::profiles(&paths, kept)?;
+    let mut read = read.into_iter();
+    let read = [(); 2].map(|()| read.next().unwrap_or_default());
+    let compared = comparable::by_value(read, paths, options.value.as_deref())?;
+    let grains = compared.each_ref().map(|compared| compared.grain);
+    let is_traced = compared.iter().all(|compared| compared.is_traced);
+    let profiles = options
+        .frames
+        .view(options.no_native)
+        .apply_to_both(compared.map(|compared| compared.profile))
         .map_err(no_such_function)?;
     let (a, b) = (&profiles[0], &profiles[1]);
+    let is_time = a.count_type().unit == Unit::Nanoseconds;
     let normalization = match options.normalize {
-        Normalize::Share => Normalization::Share,
-        Normalize::Rate => Normalization::Rate,
-        Normalize::Time => Normalization::Time,
+        // Traces are of all calls of a program, so that their times need no common measure.
+        None if is_traced && is_time => Normalization::Time,
+        None | Some(Normalize::Share) => Normalization::Share,
+        Some(Normalize::Rate) => Normalization::Rate,
+        Some(Normalize::Time) => Normalization::Time,
     };
     for (profile, path) in [(a, &options.before), (b, &options.after)] {
         check_comparable(profile, path, normalization)?;
@@ -130,6 +115,7 @@ pub fn diff(options: &Options) -> Result<Gate> {
     let text = Text {
         options,
         self_count: is_self,
+        is_traced,
         normalization,
         profiles: [a, b],
         found: &found,
@@ -146,6 +132,7 @@ pub fn diff(options: &Options) -> Result<Gate> {
                     both: &both,
                     found: &found,
                     names: text.names().each_ref().map(String::as_str),
+                    amounts: &text.amounts(),
                     normalization,
                     is_self,
                     confidence: options.confidence,
@@ -206,6 +193,8 @@ fn image_format(format: Option<DiffFormat>, output: Option<&Path>) -> Result<Opt
 struct Text<'a> {
     options: &'a Options,
     self_count: bool,
+    /// Both profiles have exact calls, not samples.
+    is_traced: bool,
     normalization: Normalization,
     profiles: [&'a Profile; 2],
     found: &'a Diff<'a>,
@@ -269,6 +258,10 @@ impl Text<'_> {
                 line(&path.to_string_lossy()),
                 line(&summary::amount(kind, samples))
             );
+            let calls = profile.find_value("calls").filter(|value| *value > 0);
+            if let Some(calls) = calls {
+                text += &format!(", {}", counted(profile.total_amount(calls), "calls"));
+            }
             if let Some(time) = sampled_time(profile).filter(|_| meta.rate > 0 && *kind == ValueType::SAMPLES) {
                 text += &format!(", {:.2} s {time}", samples as f64 / meta.rate as f64);
             }
@@ -284,20 +277,15 @@ impl Text<'_> {
         text += &format!(
             "{} of {}; simultaneous {} % confidence intervals for {}{}\n\n",
             if self.self_count { "self" } else { "total" },
-            match self.normalization {
-                Normalization::Share =>
-                    format!("all {}, in percent (shares: if one grows, others shrink)", self.value()),
-                Normalization::Rate if self.time() == "CPU" => "one CPU, in percent".into(),
-                Normalization::Rate if options.value.is_none() =>
-                    format!("{} time per second of the recording, in percent", self.time()),
-                Normalization::Rate => format!("{} per second of the recording, in percent", self.value()),
-                Normalization::Time if options.value.is_none() => format!("{} time, in seconds", self.time()),
-                Normalization::Time => format!("{}, in seconds", self.value()),
-            },
+            self.amounts_and_unit(),
             options.confidence,
             counted(tested as u64, "rows"),
             match found.blocks {
                 Some(blocks) => format!(" (from {blocks} blocks of the timeline)"),
+                None if self.is_traced =>
+                    "; files of traced calls do not say how their times vary: assumed are independent calls \
+                                           that take equally long"
+                        .into(),
                 None => "; at least one file has no timeline: samples assumed independent, so intervals are too narrow"
                     .into(),
             },
@@ -355,9 +343,34 @@ impl Text<'_> {
         })
     }
 
-    /// What is compared.
+    /// What is compared: `samples`, `calls`, `wall time`.
     fn value(&self) -> String {
-        line(&self.profiles[1].count_type().name).into_owned()
+        let kind = self.profiles[1].count_type();
+        match kind.unit {
+            Unit::Nanoseconds => format!("{} time", line(self.time())),
+            Unit::Count | Unit::Bytes => line(&kind.name).into_owned(),
+        }
+    }
+
+    /// What the amounts of rows are parts of.
+    fn amounts(&self) -> String {
+        let time = line(self.time());
+        match self.normalization {
+            Normalization::Share => format!("all {}", self.value()),
+            Normalization::Rate if time == "CPU" => "one CPU".into(),
+            Normalization::Rate => format!("{time} time per second of the recording"),
+            Normalization::Time => format!("{time} time"),
+        }
+    }
+
+    /// The same, with the unit that tables have.
+    fn amounts_and_unit(&self) -> String {
+        let unit = match self.normalization {
+            Normalization::Share => "in percent (shares: if one grows, others shrink)",
+            Normalization::Rate => "in percent",
+            Normalization::Time => "in seconds",
+        };
+        format!("{}, {unit}", self.amounts())
     }
 
     fn unit(&self) -> &'static str {
@@ -410,6 +423,8 @@ impl Text<'_> {
             };
             let no_interval = if change.interpreter_internal {
                 "not tested"
+            } else if self.is_traced {
+                "too few calls"
             } else {
                 "too few samples"
             };

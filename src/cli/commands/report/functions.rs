@@ -2,27 +2,25 @@
 
 use std::collections::HashMap;
 
-use super::counted::{self, CallFigures};
+use super::counted::{FunctionKey, SampledTimes, calls_cell};
 use super::{RenderedList, ReportContext, share};
 use crate::cli::output::style::{Color, color};
 use crate::cli::output::table::{self, Cell, Overflow, plain};
 use crate::cli::output::table_rows::{ReportRow, YourRow};
-use crate::profile::model::{Frame, FrameKind, Profile};
+use crate::profile::model::{FrameKind, Profile};
 use crate::profile::stats::{FunctionId, Stats};
+use crate::profile::values::ValueType;
 use crate::profile::your_functions::{InnermostFunctions, Whose};
 
 /// Rows of the user's functions, unless filters are given: the others follow on the same screen.
 const YOUR_ROWS: usize = 15;
 
-/// What makes a Python function the same one: name, file, line of the definition.
-type PythonFunction = (String, String, u32);
-
 /// What is known of the Python functions of a profile before native code is folded into them.
 pub struct PythonFunctions {
     /// Samples that ended in the functions themselves, not in code that they called.
-    alone: HashMap<PythonFunction, u64>,
+    alone: HashMap<FunctionKey, u64>,
     /// Those of the user's own.
-    yours: HashMap<PythonFunction, YourRow>,
+    yours: HashMap<FunctionKey, YourRow>,
 }
 
 impl PythonFunctions {
@@ -31,7 +29,7 @@ impl PythonFunctions {
         let stats = Stats::new(profile);
         let python = |id: FunctionId| {
             let frame = stats.frame(id);
-            (frame.kind == FrameKind::Python).then(|| python_function(frame))
+            (frame.kind == FrameKind::Python).then(|| FunctionKey::of(frame))
         };
         let counts = stats.functions().into_iter().enumerate();
         let alone: HashMap<_, _> = counts
@@ -45,19 +43,19 @@ impl PythonFunctions {
     }
 }
 
-fn python_function(frame: &Frame) -> PythonFunction {
-    (frame.name.clone(), frame.filename.clone(), frame.first_line)
-}
-
 /// Python functions; the profile of `context` has native code as part of them.
 pub fn functions(context: &ReportContext<'_>, python: &PythonFunctions) -> RenderedList {
-    let counted = CallFigures::of(context.profile);
+    let sampled = context
+        .calls
+        .as_ref()
+        .and_then(|_| SampledTimes::of(context.profile));
     let by_id = ReportRow::of_functions_by_id(context.stats).into_iter();
     let rows = by_id.map(|(id, mut row)| {
-        row.counted = counted.as_ref().map(|counted| counted.row(id, row.self_count));
         let frame = context.stats.frame(id);
+        row.calls = context.calls.as_ref().map(|calls| calls.of_function(frame));
+        row.sampled = sampled.as_ref().map(|times| times.row(id, row.self_count));
         if frame.kind == FrameKind::Python {
-            let function = python_function(frame);
+            let function = FunctionKey::of(frame);
             let alone = python.alone.get(&function).copied().unwrap_or(0);
             row.native = Some(row.self_count.saturating_sub(alone));
             row.yours = python.yours.get(&function).cloned();
@@ -65,7 +63,8 @@ pub fn functions(context: &ReportContext<'_>, python: &PythonFunctions) -> Rende
         row
     });
     // Functions that were called, but never sampled, are rows too.
-    let is_shown = |row: &ReportRow| row.total > 0 || row.counted.is_some_and(|counted| counted.calls > 0);
+    let is_called = |row: &ReportRow| row.calls.is_some_and(|calls| calls > 0);
+    let is_shown = |row: &ReportRow| row.total > 0 || row.kind == Some(FrameKind::Python) && is_called(row);
     let mut rows: Vec<ReportRow> = rows.filter(is_shown).collect();
     context.arrange(&mut rows);
     let all: Vec<u64> = rows.iter().map(|row| row.self_count).collect();
@@ -77,8 +76,9 @@ pub fn functions(context: &ReportContext<'_>, python: &PythonFunctions) -> Rende
     }
     let mut text = if rows.is_empty() {
         "no rows\n".into()
-    } else if counted.is_some() {
-        counted::draw(context, &rows)
+    } else if sampled.is_some() {
+        // One table: the intervals are those of what functions do without libraries.
+        draw_table(context, &rows, Columns::Sampled)
     } else {
         draw(context, &rows)
     };
@@ -93,7 +93,7 @@ pub fn functions(context: &ReportContext<'_>, python: &PythonFunctions) -> Rende
             context.file_name()
         ),
     };
-    let of_c = if counted.is_some() { "" } else { " (IN C)" };
+    let of_c = if sampled.is_some() { "" } else { " (IN C)" };
     let hint = format!(
         "SELF includes the C code that a function runs{of_c}, TOTAL also all that it calls. Other tables: --by \
          function (with C functions), --by category, --by line, --source FUNCTION\n"
@@ -109,7 +109,7 @@ fn draw(context: &ReportContext<'_>, rows: &[ReportRow]) -> String {
     let mut text = String::new();
     if !yours.is_empty() {
         text += &title("Your functions with the libraries and C code that they run, each at its hottest line");
-        text += &draw_yours(context, yours);
+        text += &draw_table(context, yours, Columns::Yours);
     }
     if others.is_empty() {
         return text;
@@ -117,61 +117,69 @@ fn draw(context: &ReportContext<'_>, rows: &[ReportRow]) -> String {
     if !yours.is_empty() {
         text += &format!("\n{}", title("Other functions with the C code that they run"));
     }
-    text + &draw_others(context, others)
+    text + &draw_table(context, others, Columns::Others)
 }
 
-fn draw_yours(context: &ReportContext<'_>, rows: &[ReportRow]) -> String {
+/// What a table is of.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Columns {
+    /// The user's functions, with the libraries that they call.
+    Yours,
+    /// Other functions.
+    Others,
+    /// Functions of a sampled profile with exact numbers of calls.
+    Sampled,
+}
+
+fn draw_table(context: &ReportContext<'_>, rows: &[ReportRow], of: Columns) -> String {
     let whole = context.stats.samples();
-    let columns = [
-        ("SELF %", Overflow::Number),
-        ("IN LIB %", Overflow::Number),
-        ("IN C %", Overflow::Number),
-        ("TOTAL %", Overflow::Number),
-        ("FUNCTION", Overflow::Start),
-        ("LINE", Overflow::End),
-    ];
-    let cells = |row: &ReportRow| {
-        let yours = row.yours.as_ref()?;
-        Some(vec![
-            plain(share(yours.amount, whole)),
-            plain(share(yours.in_libraries, whole)),
-            plain(share(yours.in_native, whole)),
-            plain(share(row.total, whole)),
-            name(row),
-            plain(&yours.place),
-        ])
+    let titles = ["SELF", "TOTAL"].map(|word| context.amounts_title(word));
+    // Every sample is worth the same, so that their numbers say no more than their shares.
+    let has_amounts = *context.profile.count_type() != ValueType::SAMPLES;
+    let number = |title| (title, Overflow::Number);
+    let mut columns: Vec<(&str, Overflow)> = Vec::new();
+    columns.extend(context.calls.is_some().then_some(number("CALLS")));
+    let selves = [number(&titles[0]), number("%")];
+    let totals = [number(&titles[1]), number("%")];
+    let parts: &[_] = match of {
+        Columns::Yours => &["IN LIB %", "IN C %"],
+        Columns::Others => &["IN C %"],
+        Columns::Sampled => &["SELF TIME", "95 % INTERVAL"],
     };
-    table::draw(
-        &columns,
-        &rows.iter().filter_map(cells).collect::<Vec<_>>(),
-        &context.style,
-    )
-}
-
-fn draw_others(context: &ReportContext<'_>, rows: &[ReportRow]) -> String {
-    let whole = context.stats.samples();
-    let columns = [
-        ("SELF %", Overflow::Number),
-        ("IN C %", Overflow::Number),
-        ("TOTAL %", Overflow::Number),
-        ("FUNCTION", Overflow::Start),
-        ("WHERE", Overflow::End),
-    ];
+    if has_amounts {
+        columns.extend(selves);
+    } else {
+        columns.push(number("SELF %"));
+    }
+    columns.extend(parts.iter().map(|title| number(*title)));
+    if has_amounts {
+        columns.extend(totals);
+    } else {
+        columns.push(number("TOTAL %"));
+    }
+    let place = if of == Columns::Yours { "LINE" } else { "WHERE" };
+    columns.extend([("FUNCTION", Overflow::Start), (place, Overflow::End)]);
+    let amount = |cells: &mut Vec<Cell>, amount: u64| {
+        cells.extend(has_amounts.then(|| plain(context.amount(amount))));
+        cells.push(plain(share(amount, whole)));
+    };
     let cells = |row: &ReportRow| {
-        vec![
-            plain(share(row.self_count, whole)),
-            plain(row.native.map_or(String::new(), |native| share(native, whole))),
-            plain(share(row.total, whole)),
-            name(row),
-            plain(&row.place),
-        ]
+        let mut cells = Vec::with_capacity(columns.len());
+        cells.extend(context.calls.is_some().then(|| calls_cell(row)));
+        let yours = row.yours.as_ref().filter(|_| of == Columns::Yours);
+        amount(&mut cells, yours.map_or(row.self_count, |yours| yours.amount));
+        match (yours, row.sampled) {
+            (Some(yours), _) => cells.extend([yours.in_libraries, yours.in_native].map(|part| plain(share(part, whole)))),
+            (None, Some(sampled)) => cells.extend([sampled.time(), sampled.interval()]),
+            (None, None) => cells.push(plain(row.native.map_or(String::new(), |native| share(native, whole)))),
+        }
+        amount(&mut cells, row.total);
+        cells.push(Cell {
+            text: row.name.clone(),
+            color: row.kind.map_or(Color::Plain, color),
+        });
+        cells.push(plain(yours.map_or(&row.place, |yours| &yours.place)));
+        cells
     };
     table::draw(&columns, &rows.iter().map(cells).collect::<Vec<_>>(), &context.style)
-}
-
-fn name(row: &ReportRow) -> Cell {
-    Cell {
-        text: row.name.clone(),
-        color: row.kind.map_or(Color::Plain, color),
-    }
 }

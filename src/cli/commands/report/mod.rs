@@ -23,9 +23,11 @@ use crate::privileges::phases;
 use crate::profile::model::Profile;
 use crate::profile::stats::{FunctionId, Stats};
 use crate::profile::summary;
+use crate::profile::values::{Unit, ValueType};
 use crate::profile::views;
 use crate::resolve::source_lines;
 
+use counted::{Calls, calls_cell};
 use functions::PythonFunctions;
 
 mod assembly;
@@ -67,17 +69,18 @@ pub fn report(options: &ReportCommand) -> Result<()> {
     phases::switch_to_invoking_user()?;
     let mut profile = input::profile(&options.file, Caps::NONE)?;
     profile = labels::select(profile, &options.labels, &options.file)?;
-    if let Some(name) = &options.value {
-        let value = value_of(&profile, name, &line(&options.file.to_string_lossy()))?;
-        profile = select::by_value(&profile, value);
-    }
+    let value = match &options.value {
+        Some(name) => value_of(&profile, name, &line(&options.file.to_string_lossy()))?,
+        // Of instructions only samples are known.
+        None if options.assembly.is_some() => 0,
+        None => profile.default_value(),
+    };
+    profile = select::by_value(&profile, value);
     // Folded functions have code, too.
     let whole = options.assembly.is_some().then(|| profile.clone());
-    profile = options
-        .frames
-        .view(options.no_native)
-        .apply(profile)
-        .map_err(no_such_function)?;
+    let view = options.frames.view(options.no_native);
+    let calls = Calls::of(&profile, &view)?;
+    profile = view.apply(profile).map_err(no_such_function)?;
     let lists_python = options.by.is_none()
         && !options.tree
         && [&options.callers, &options.callees]
@@ -99,6 +102,7 @@ pub fn report(options: &ReportCommand) -> Result<()> {
         file: &options.file,
         profile: &profile,
         stats: &stats,
+        calls,
         filters: &filters,
         sort: options.sort,
         style,
@@ -160,6 +164,8 @@ struct ReportContext<'a> {
     file: &'a Path,
     profile: &'a Profile,
     stats: &'a Stats<'a>,
+    /// `None`: calls were not counted, or are what is shown.
+    calls: Option<Calls>,
     filters: &'a [RowFilter],
     sort: ReportOrder,
     style: TerminalStyle,
@@ -198,6 +204,16 @@ impl ReportContext<'_> {
         text + "\n"
     }
 
+    /// The heading of a column of amounts: what they are, unless they are samples. `word`: `SELF`, `TOTAL`.
+    fn amounts_title(&self, word: &str) -> String {
+        let kind = self.profile.count_type();
+        match kind.unit {
+            _ if *kind == ValueType::SAMPLES => word.into(),
+            Unit::Nanoseconds => format!("{word} TIME"),
+            Unit::Count | Unit::Bytes => format!("{word} {}", line(&kind.name).to_uppercase()),
+        }
+    }
+
     /// An amount of what is counted, with its unit.
     fn amount(&self, amount: u64) -> String {
         self.profile.count_type().unit.show(amount)
@@ -206,7 +222,7 @@ impl ReportContext<'_> {
     fn table(&self, by: ReportBy) -> Result<RenderedList> {
         let mut rows = match by {
             ReportBy::Label => labels::rows(self.profile, self.file)?,
-            ReportBy::Function => ReportRow::of_functions(self.stats),
+            ReportBy::Function => self.functions(),
             ReportBy::Category => ReportRow::of_categories(self.profile, self.stats),
             ReportBy::Line => ReportRow::of_lines(self.stats),
             ReportBy::Module => ReportRow::of_modules(self.stats),
@@ -242,6 +258,17 @@ impl ReportContext<'_> {
         Ok(("rows", list, text))
     }
 
+    /// All functions, with their calls where these were counted.
+    fn functions(&self) -> Vec<ReportRow> {
+        let rows = ReportRow::of_functions_by_id(self.stats).into_iter();
+        let rows = rows.map(|(id, mut row)| {
+            row.calls = self.calls.as_ref().map(|calls| calls.of_function(self.stats.frame(id)));
+            row
+        });
+        rows.filter(|row| row.total > 0 || row.calls.is_some_and(|calls| calls > 0))
+            .collect()
+    }
+
     /// Sorts and filters; functions of the user's own come first.
     fn arrange(&self, rows: &mut Vec<ReportRow>) {
         match self.sort {
@@ -272,7 +299,9 @@ impl ReportContext<'_> {
             return "no rows\n".into();
         }
         let total = self.stats.samples();
-        let title_of_amounts = line(&self.profile.count_type().name).to_uppercase();
+        let title_of_all = line(&self.profile.count_type().name).to_uppercase();
+        let titles = ["SELF", "TOTAL"].map(|word| self.amounts_title(word));
+        let has_calls = by == ReportBy::Function && self.calls.is_some();
         let (title, place) = match by {
             ReportBy::Function => ("FUNCTION", "WHERE"),
             ReportBy::Line => ("FUNCTION", "LINE"),
@@ -284,15 +313,18 @@ impl ReportContext<'_> {
         };
         let mut columns = match by {
             ReportBy::Thread | ReportBy::Process => {
-                vec![(&*title_of_amounts, Overflow::Number), ("%", Overflow::Number)]
+                vec![(&*title_of_all, Overflow::Number), ("%", Overflow::Number)]
             }
             _ => vec![
-                ("SELF", Overflow::Number),
+                (&*titles[0], Overflow::Number),
                 ("%", Overflow::Number),
-                ("TOTAL", Overflow::Number),
+                (&*titles[1], Overflow::Number),
                 ("%", Overflow::Number),
             ],
         };
+        if has_calls {
+            columns.insert(0, ("CALLS", Overflow::Number));
+        }
         if matches!(by, ReportBy::Function | ReportBy::Line) {
             columns.push(("KIND", Overflow::Word));
         }
@@ -310,6 +342,9 @@ impl ReportContext<'_> {
             let mut cells = vec![plain(self.amount(row.self_count)), plain(share(row.self_count, total))];
             if !matches!(by, ReportBy::Thread | ReportBy::Process) {
                 cells.extend([plain(self.amount(row.total)), plain(share(row.total, total))]);
+            }
+            if has_calls {
+                cells.insert(0, calls_cell(row));
             }
             if matches!(by, ReportBy::Function | ReportBy::Line) {
                 cells.push(row.kind.map_or_else(Cell::default, |kind| plain(kind_name(kind))));
@@ -401,9 +436,10 @@ impl ReportContext<'_> {
     }
 
     fn draw_calls(&self, rows: &[ReportRow], total: u64) -> String {
+        let titles = ["SELF", "TOTAL"].map(|word| self.amounts_title(word));
         let columns = [
-            ("SELF", Overflow::Number),
-            ("TOTAL", Overflow::Number),
+            (&*titles[0], Overflow::Number),
+            (&*titles[1], Overflow::Number),
             ("%", Overflow::Number),
             ("KIND", Overflow::Word),
             ("FUNCTION", Overflow::Start),

@@ -53,7 +53,10 @@ pub fn source(context: &ReportContext<'_>, word: &str) -> Result<RenderedList> {
             .fold((0, 0), |a, b| (a.0 + b.0, a.1.max(b.1)));
         let title = format!("{}: self {}", line(file.path), context.amount(self_sum));
         text += &format!("{}\n", context.style.paint(Color::Bold, &title));
-        text += &context.style.paint(Color::Dim, "  SELF %  TOTAL %      LINE\n");
+        let titles = ["SELF", "TOTAL"].map(|word| format!("{:>8}", context.amounts_title(word) + " %"));
+        let [self_width, total_width] = titles.each_ref().map(String::len);
+        let heading = format!("{}      LINE\n", titles.join(" "));
+        text += &context.style.paint(Color::Dim, &heading);
         let excerpt = context
             .profile
             .excerpts
@@ -78,7 +81,7 @@ pub fn source(context: &ReportContext<'_>, word: &str) -> Result<RenderedList> {
                 _ => String::new(),
             };
             let row = format!(
-                "{:>8} {:>8} {shown:>9}  {}",
+                "{:>self_width$} {:>total_width$} {shown:>9}  {}",
                 column(counts.map(|c| c.self_count)),
                 column(counts.map(|c| c.total)),
                 line(source.unwrap_or_default())

@@ -150,14 +150,19 @@ fn draw(context: &ReportContext<'_>, branches: &[Branch], total: u64) -> String 
     if branches.is_empty() {
         return "no rows\n".into();
     }
-    let mut text = style.paint(Color::Bold, "TOTAL %  SELF %  FUNCTION (WHERE)") + "\n";
+    let titles = ["TOTAL", "SELF"].map(|word| context.amounts_title(word) + " %");
+    let [total_width, self_width] = titles.each_ref().map(String::len);
+    let mut text = style.paint(Color::Bold, &format!("{}  FUNCTION (WHERE)", titles.join("  "))) + "\n";
     for Branch { row, times, indent, .. } in branches {
         let self_share = if row.self_count > 0 {
             share(row.self_count, total)
         } else {
             String::new()
         };
-        let numbers = format!("{:>7}  {self_share:>6}  {indent}", share(row.total, total));
+        let numbers = format!(
+            "{:>total_width$}  {self_share:>self_width$}  {indent}",
+            share(row.total, total)
+        );
         let name = line(&row.name);
         let times = if *times > 1 {
             format!(" ×{times}")

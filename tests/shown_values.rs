@@ -1,0 +1,301 @@
+//! Which value of a profile the commands show.
+
+use std::fs;
+use std::io::Read;
+use std::process::{Output, Stdio};
+
+use base64::prelude::{BASE64_STANDARD, Engine};
+use common::{Scratch, nativeprof};
+use flate2::read::ZlibDecoder;
+use nativeprof::export::by_name;
+use nativeprof::profile::build::Builder;
+use nativeprof::profile::measure::{Clock, Measure};
+use nativeprof::profile::model::{Frame, FrameKind, Meta, Profile};
+use nativeprof::profile::values::ValueType;
+use serde_json::Value;
+
+mod common;
+
+const MS: u64 = 1_000_000;
+
+fn run(words: &[&str]) -> Output {
+    let mut command = nativeprof(words);
+    command.current_dir(env!("CARGO_MANIFEST_DIR")).env_remove("COLUMNS");
+    command.stdin(Stdio::null()).output().expect("nativeprof starts")
+}
+
+#[track_caller]
+fn stdout(words: &[&str]) -> String {
+    let done = run(words);
+    let said = String::from_utf8_lossy(&done.stderr);
+    assert!(done.status.success(), "{words:?}: {said}");
+    String::from_utf8(done.stdout).expect("UTF-8")
+}
+
+#[track_caller]
+fn json(words: &[&str]) -> Value {
+    serde_json::from_str(&stdout(words)).expect("JSON")
+}
+
+#[track_caller]
+fn refused(words: &[&str], code: i32, parts: &[&str]) {
+    let done = run(words);
+    let said = String::from_utf8_lossy(&done.stderr).into_owned();
+    assert_eq!(done.status.code(), Some(code), "{words:?}: {said}");
+    for part in parts.iter().chain(&["\n  why: ", "\n  try: "]) {
+        assert!(said.contains(part), "{words:?}: `{part}` is not in:\n{said}");
+    }
+}
+
+/// Writes a profile in a format; returns the path.
+fn written(scratch: &Scratch, name: &str, format: &str, profile: &Profile) -> String {
+    let mut out = Vec::new();
+    (by_name(format).expect("a format").write)(profile, &mut out).expect("memory takes it");
+    let path = scratch.path(name);
+    fs::write(&path, out).expect("a file");
+    path.to_str().expect("UTF-8").to_string()
+}
+
+/// Calls of two functions by a third, where one takes so many times longer than the other.
+fn traced(times: u64) -> Profile {
+    let mut builder = Builder::new(&[ValueType::CALLS, ValueType::WALL]);
+    let python = |name: &str, line| Frame::python(name, "", "/srv/app.py", line);
+    let main = builder.frame(python("main", 9));
+    let work = builder.frame(python("work", 1));
+    let other = builder.frame(python("other", 5));
+    let len = builder.frame(Frame::native("<built-in method builtins.len>", "[builtin]", 0));
+    builder.add(&[(main, 0)], &[1, MS]);
+    builder.add(&[(main, 0), (work, 0)], &[50, times * 60 * MS]);
+    builder.add(&[(main, 0), (other, 0)], &[50, 56 * MS]);
+    builder.add(&[(main, 0), (other, 0), (len, 0)], &[3000, 3 * MS]);
+    builder.finish(Meta::default())
+}
+
+/// A thread that runs for 10 ms and then sleeps up to 100 ms, twice.
+fn waiting() -> Profile {
+    let types = [ValueType::SAMPLES, ValueType::WALL, ValueType::CPU, ValueType::OFF_CPU];
+    let mut builder = Builder::new(&types);
+    let run = builder.frame(Frame::python("run", "", "/srv/app.py", 1));
+    let sleep = builder.frame(Frame::new(FrameKind::State, "[waiting: sleep]"));
+    for begin in [0, 100] {
+        builder.sample((begin + 10) * MS, (7, 7), &[(run, 2)], &[1, 10 * MS, 10 * MS, 0]);
+        let waited = [9, 90 * MS, 0, 90 * MS];
+        builder.sample((begin + 100) * MS, (7, 7), &[(run, 3), (sleep, 0)], &waited);
+    }
+    let mut profile = builder.finish(Meta {
+        duration: 0.2,
+        rate: 100,
+        event: "cpu-clock".into(),
+        ..Meta::default()
+    });
+    profile.waits.lengths = vec![0, 90 * MS, 0, 90 * MS];
+    profile
+}
+
+/// Samples of CPU time, one each 10 ms.
+fn sampled(samples: u64) -> Profile {
+    let mut builder = Builder::new(&[ValueType::SAMPLES]);
+    let run = builder.frame(Frame::python("run", "", "/srv/app.py", 1));
+    for at in 1..=samples {
+        builder.sample(at * 10 * MS, (7, 7), &[(run, 2)], &[1]);
+    }
+    let mut profile = builder.finish(Meta {
+        duration: samples as f64 / 100.0,
+        rate: 100,
+        event: "cpu-clock".into(),
+        ..Meta::default()
+    });
+    profile.values = Measure::period(Clock::Cpu, 100).values();
+    profile
+}
+
+/// The text of the profile in a page.
+fn packed(page: &str) -> String {
+    let profile = page
+        .split_once(r#"id="profile">"#)
+        .and_then(|(_, rest)| rest.split_once('<'));
+    let bytes = BASE64_STANDARD.decode(profile.expect("a profile").0).expect("base64");
+    let mut text = Vec::new();
+    ZlibDecoder::new(&bytes[..]).read_to_end(&mut text).expect("deflate");
+    String::from_utf8_lossy(&text).into_owned()
+}
+
+#[test]
+fn traced_calls_are_shown_by_their_time() {
+    let scratch = Scratch::new();
+    let profile = traced(1);
+    for (name, format) in [("calls.json", "json"), ("calls.pstats", "pstats")] {
+        let file = &*written(&scratch, name, format, &profile);
+        let said = stdout(&["report", file]);
+        assert!(said.contains("\n120.0 ms wall\n"), "{said}");
+        let rows: Vec<Vec<&str>> = said
+            .lines()
+            .skip(3)
+            .map(|row| row.split_whitespace().collect())
+            .collect();
+        let title = "CALLS SELF TIME % IN C % TOTAL TIME % FUNCTION WHERE";
+        assert_eq!(rows[0].join(" "), title, "{said}");
+        assert_eq!(
+            rows[1][..9].join(" "),
+            "50 60.00 ms 50.0 0.0 60.00 ms 50.0 work",
+            "{said}"
+        );
+        // Of its calls none are those of the function that it calls.
+        assert_eq!(
+            rows[2][..9].join(" "),
+            "50 59.00 ms 49.2 2.5 59.00 ms 49.2 other",
+            "{said}"
+        );
+        for words in [
+            &["--by", "function"][..],
+            &["--by", "module"],
+            &["--by", "line"],
+            &["--by", "category"],
+            &["--callers", "work"],
+            &["--callees", "main"],
+            &["--tree"],
+        ] {
+            let said = stdout(&[&["report", file], words].concat());
+            assert!(
+                said.contains("SELF TIME") && said.contains("TOTAL TIME"),
+                "{words:?}: {said}"
+            );
+            let value = json(&[&["report", file, "--json"], words].concat());
+            assert_eq!(
+                (&value["value"], &value["samples"]),
+                (&"wall_ns".into(), &(120 * MS).into()),
+                "{words:?}"
+            );
+        }
+        let calls = stdout(&["report", file, "--value", "calls"]);
+        assert!(calls.contains("3101 calls") && calls.contains("SELF CALLS"), "{calls}");
+
+        let collapsed = stdout(&["export", file, "-f", "collapsed", "-o", "-"]);
+        assert!(
+            collapsed.contains("main (/srv/app.py:9);work (/srv/app.py:1) 60000000\n"),
+            "{collapsed}"
+        );
+        assert!(stdout(&["export", file, "-f", "svg", "-o", "-"]).contains("120.0 ms wall"));
+        let page = packed(&stdout(&["export", file, "-f", "html", "-o", "-"]));
+        assert!(
+            page.contains(r#""values":[{"name":"wall","unit":"nanoseconds","weighted":true},{"name":"calls""#),
+            "{page}"
+        );
+        let speedscope = json(&["export", file, "-f", "speedscope", "-o", "-"]);
+        let first = &speedscope["profiles"][0];
+        assert_eq!(
+            (&first["unit"], &first["endValue"]),
+            (&"nanoseconds".into(), &(120 * MS).into())
+        );
+        let firefox = json(&["export", file, "-f", "firefox", "-o", "-"]);
+        assert_eq!(firefox["threads"][0]["samples"]["weightType"], "tracing-ms");
+        // What nativeprof and Dask read again counts calls.
+        assert_eq!(json(&["export", file, "-f", "json", "-o", "-"])["count"], 3101);
+    }
+}
+
+#[test]
+fn traced_calls_are_compared_by_their_time() {
+    let scratch = Scratch::new();
+    let [a, b] =
+        [("a.pstats", 1), ("b.pstats", 3)].map(|(name, times)| written(&scratch, name, "pstats", &traced(times)));
+    let found = json(&["diff", &a, &b, "--json"]);
+    assert_eq!(
+        (&found["value"], &found["unit"]),
+        (&"wall_ns".into(), &"wall seconds".into())
+    );
+    let changes: Vec<(&str, f64)> = found["rows"]
+        .as_array()
+        .expect("rows")
+        .iter()
+        .map(|row| {
+            (
+                row["name"].as_str().expect("text"),
+                row["change"].as_f64().expect("a number"),
+            )
+        })
+        .collect();
+    for (name, change) in &changes {
+        assert!(
+            ["main", "work"].contains(name) && (change - 0.12).abs() < 1e-3,
+            "{changes:?}"
+        );
+    }
+    assert_eq!(changes.len(), 2, "{changes:?}");
+    let said = stdout(&["diff", &a, &b, "--normalize", "share"]);
+    assert!(
+        said.contains("all wall time, in percent") && said.contains("3101 calls"),
+        "{said}"
+    );
+    refused(
+        &["diff", &a, &b, "--value", "calls", "--normalize", "time"],
+        1,
+        &["calls are no time"],
+    );
+}
+
+#[test]
+fn different_values_are_not_compared() {
+    let scratch = Scratch::new();
+    let calls = written(&scratch, "calls.json", "json", &traced(1));
+    let cpu = written(&scratch, "cpu.json", "json", &sampled(100));
+    let wall = written(&scratch, "wall.json", "json", &waiting());
+    refused(
+        &["diff", &cpu, &wall],
+        1,
+        &[
+            "one of samples (cpu-clock), the second one of wall",
+            "cpu.json has samples and cpu, ",
+            "wall.json has samples, wall, cpu and off_cpu; both have samples and cpu",
+            "--value cpu",
+        ],
+    );
+    stdout(&["diff", &cpu, &wall, "--value", "cpu"]);
+    refused(
+        &["diff", &cpu, &calls],
+        1,
+        &["both have none of these", "record both in the same way"],
+    );
+    let found = json(&["diff", &calls, &wall, "--json"]);
+    assert_eq!(found["value"], "wall_ns");
+    let mut faults = sampled(100);
+    faults.meta.event = "page-faults".into();
+    faults.values = Measure::Event.values();
+    let faults = written(&scratch, "faults.json", "json", &faults);
+    refused(
+        &["diff", &cpu, &faults],
+        1,
+        &["samples (cpu-clock)", "samples (page-faults)", "--value samples"],
+    );
+    stdout(&["diff", &cpu, &faults, "--value", "samples"]);
+}
+
+#[test]
+fn waiting_time_is_shown_in_seconds() {
+    let scratch = Scratch::new();
+    let file = &*written(&scratch, "wall.json", "json", &waiting());
+    let said = stdout(&["report", file]);
+    assert!(
+        said.contains("200.0 ms wall in 0.2 s") && said.contains("SELF TIME"),
+        "{said}"
+    );
+    assert!(stdout(&["report", file, "--waits"]).contains("180.0 ms"));
+    let lines = stdout(&["report", file, "--by", "line"]);
+    assert!(lines.contains("180.0 ms") && lines.contains("/srv/app.py:3"), "{lines}");
+    let threads = stdout(&["report", file, "--by", "thread"]);
+    assert!(
+        threads.contains("WALL") && threads.contains("200.0 ms  100.0"),
+        "{threads}"
+    );
+    assert!(stdout(&["export", file, "-f", "svg", "-o", "-"]).contains("200.0 ms wall"));
+    let page = packed(&stdout(&["export", file, "-f", "html", "-o", "-"]));
+    assert!(
+        page.contains(r#""values":[{"name":"wall""#) && page.contains(r#""waits":{"value":0"#),
+        "{page}"
+    );
+    let page = packed(&stdout(&["export", file, "-f", "html", "-o", "-", "--value", "cpu"]));
+    assert!(page.contains(r#""values":[{"name":"cpu""#), "{page}");
+    // CPU time is that of so many samples: it stays with these.
+    let file = &*written(&scratch, "cpu.json", "json", &sampled(100));
+    assert!(stdout(&["report", file]).contains("100 samples in 1.0 s"));
+}
