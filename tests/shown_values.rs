@@ -17,6 +17,7 @@ use serde_json::Value;
 mod common;
 
 const MS: u64 = 1_000_000;
+const GOLDEN: &str = "fixtures/golden/profile.json";
 
 fn run(words: &[&str]) -> Output {
     let mut command = nativeprof(words);
@@ -298,4 +299,72 @@ fn waiting_time_is_shown_in_seconds() {
     // CPU time is that of so many samples: it stays with these.
     let file = &*written(&scratch, "cpu.json", "json", &sampled(100));
     assert!(stdout(&["report", file]).contains("100 samples in 1.0 s"));
+}
+
+/// The threads of a file for speedscope: start and end of each, and its stacks' times on the axis.
+#[test]
+fn threads_have_one_time_axis() {
+    let scratch = Scratch::new();
+    let mut profile = sampled(20);
+    profile
+        .timeline
+        .iter_mut()
+        .for_each(|sample| sample.tid += u32::from(sample.time > 100 * MS));
+    profile.meta.duration = 0.25;
+    let file = &*written(&scratch, "threads.json", "json", &profile);
+    let found = json(&["export", file, "-f", "speedscope", "-o", "-"]);
+    let threads = &found["profiles"].as_array().expect("a list")[1..];
+    let axes: Vec<_> = threads
+        .iter()
+        .map(|thread| {
+            let number = |value: &Value| value.as_u64().expect("a number") / MS;
+            let weights: Vec<u64> = thread["weights"]
+                .as_array()
+                .expect("a list")
+                .iter()
+                .map(number)
+                .collect();
+            (number(&thread["startValue"]), number(&thread["endValue"]), weights)
+        })
+        .collect();
+    assert_eq!(axes, [(0, 250, vec![100, 150]), (0, 250, vec![100, 100, 50])]);
+    let firefox = json(&["export", file, "-f", "firefox", "-o", "-"]);
+    let times: Vec<f64> = firefox["threads"]
+        .as_array()
+        .expect("a list")
+        .iter()
+        .map(|thread| thread["samples"]["time"][0].as_f64().expect("a time"))
+        .collect();
+    assert_eq!(times, [10.0, 110.0]);
+}
+
+#[test]
+fn files_for_viewers_can_be_folded() {
+    let total = |file: &Value| -> u64 {
+        let weights = file["profiles"][0]["weights"].as_array().expect("a list").iter();
+        weights.map(|weight| weight.as_u64().expect("a number")).sum()
+    };
+    for format in ["speedscope", "firefox", "pprof", "chrome"] {
+        let export = |words: &[&str]| run(&[&["export", GOLDEN, "-f", format, "-o", "-"], words].concat()).stdout;
+        let (whole, folded) = (export(&[]), export(&["--fold"]));
+        if format == "pprof" {
+            assert!(folded.len() < whole.len(), "{format}");
+            continue;
+        }
+        let [whole, folded] = [whole, folded].map(|text| String::from_utf8(text).expect("text"));
+        assert!(
+            whole.contains("_PyEval_EvalFrameDefault") && !folded.contains("_PyEval_EvalFrameDefault"),
+            "{format}"
+        );
+        assert!(folded.contains("cblas_dgemm"), "{format}");
+        if format == "speedscope" {
+            let [whole, folded] = [whole, folded].map(|text| serde_json::from_str(&text).expect("JSON"));
+            assert_eq!(total(&whole), total(&folded));
+        }
+    }
+    refused(
+        &["export", GOLDEN, "-f", "json", "-o", "-", "--fold"],
+        2,
+        &["--fold has no effect on format json"],
+    );
 }

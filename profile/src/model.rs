@@ -398,6 +398,12 @@ impl Profile {
     pub fn self_counts(&self) -> Vec<u64> {
         self.self_of(self.nodes.iter().map(|node| node.count).collect())
     }
+
+    /// When the profile ends, ns since its start: after its duration, as far as that is known, or with its last sample.
+    pub fn end(&self) -> u64 {
+        let last = self.timeline.iter().map(|sample| sample.time).max();
+        ((self.meta.duration * 1e9) as u64).max(last.unwrap_or(0))
+    }
 }
 
 #[cfg(test)]

@@ -43,6 +43,8 @@ pub struct Format {
     pub opens_with_value: bool,
     /// Whether it has names only, so that functions can be split by line ([`select::by_line`]).
     pub has_names_only: bool,
+    /// Whether nativeprof reads it again, so that nothing is to be left out of it.
+    pub is_complete: bool,
     /// Writes the complete profile. The writer need not be buffered.
     pub write: fn(&Profile, &mut dyn Write) -> io::Result<()>,
 }
@@ -70,6 +72,7 @@ pub const FORMATS: &[Format] = &[
         is_binary: false,
         opens_with_value: false,
         has_names_only: false,
+        is_complete: true,
         write: json::write,
     },
     Format {
@@ -80,6 +83,7 @@ pub const FORMATS: &[Format] = &[
         is_binary: true,
         opens_with_value: false,
         has_names_only: false,
+        is_complete: true,
         write: json::write_gz,
     },
     Format {
@@ -90,6 +94,7 @@ pub const FORMATS: &[Format] = &[
         is_binary: false,
         opens_with_value: true,
         has_names_only: true,
+        is_complete: false,
         write: collapsed::write,
     },
     Format {
@@ -100,6 +105,7 @@ pub const FORMATS: &[Format] = &[
         is_binary: false,
         opens_with_value: true,
         has_names_only: true,
+        is_complete: false,
         write: flamegraph::write,
     },
     Format {
@@ -110,6 +116,7 @@ pub const FORMATS: &[Format] = &[
         is_binary: false,
         opens_with_value: true,
         has_names_only: false,
+        is_complete: false,
         write: html::write,
     },
     Format {
@@ -120,6 +127,7 @@ pub const FORMATS: &[Format] = &[
         is_binary: false,
         opens_with_value: true,
         has_names_only: false,
+        is_complete: false,
         write: speedscope::write,
     },
     Format {
@@ -130,6 +138,7 @@ pub const FORMATS: &[Format] = &[
         is_binary: false,
         opens_with_value: true,
         has_names_only: false,
+        is_complete: false,
         write: firefox::write,
     },
     Format {
@@ -140,6 +149,7 @@ pub const FORMATS: &[Format] = &[
         is_binary: true,
         opens_with_value: false,
         has_names_only: false,
+        is_complete: false,
         write: pprof::write,
     },
     Format {
@@ -150,6 +160,7 @@ pub const FORMATS: &[Format] = &[
         is_binary: false,
         opens_with_value: true,
         has_names_only: false,
+        is_complete: false,
         write: chrome::write,
     },
     Format {
@@ -160,6 +171,7 @@ pub const FORMATS: &[Format] = &[
         is_binary: true,
         opens_with_value: false,
         has_names_only: false,
+        is_complete: false,
         write: perfetto::write,
     },
     Format {
@@ -170,6 +182,7 @@ pub const FORMATS: &[Format] = &[
         is_binary: true,
         opens_with_value: false,
         has_names_only: false,
+        is_complete: false,
         write: pstats::write,
     },
 ];

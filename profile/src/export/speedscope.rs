@@ -1,9 +1,9 @@
 //! A profile as speedscope has it: a table of functions, all samples merged, and each thread in chronological order.
 //!
 //! A frame is a function at a line. The first profiles in the file are of all threads, one for each value type that is
-//! no multiple of the count; the threads' profiles are in nanoseconds since the start, with nothing on the stack while
-//! a thread was not running, unless its wait was sampled. Where the threads' stacks would take more than viewers can
-//! open, only the first ones are written, and the name of the file says so.
+//! no multiple of the count; the threads' profiles are in nanoseconds since the start of the profile, all up to its
+//! end, with nothing on the stack while a thread was not running, unless its wait was sampled. Where the threads'
+//! stacks would take more than viewers can open, only the first ones are written, and the name of the file says so.
 //!
 //! Source: `file-format-schema.json` of speedscope 1.25.
 
@@ -37,6 +37,8 @@ pub fn write(profile: &Profile, out: &mut dyn Write) -> io::Result<()> {
     let spans = tracks.iter().flat_map(|(_, spans)| spans);
     let on_stacks: u64 = spans.map(|span| u64::from(stacks.depth[span.item as usize])).sum();
     let fits = on_stacks <= MAX_FRAMES;
+    // The viewer begins each profile at 0, whatever the file says: only with one axis do those of threads fit each other.
+    let end = profile.end();
 
     let mut out = BufWriter::with_capacity(64 << 10, out);
     out.write_all(b"{\"$schema\":\"https://www.speedscope.app/file-format-schema.json\",")?;
@@ -75,7 +77,7 @@ pub fn write(profile: &Profile, out: &mut dyn Write) -> io::Result<()> {
     if fits {
         for (track, spans) in &tracks {
             out.write_all(b",\n")?;
-            write_track(&stacks, &frames, track, spans, &mut out)?;
+            write_track(&stacks, &frames, track, (spans, end), &mut out)?;
         }
     }
     out.write_all(b"\n]}\n")?;
@@ -169,20 +171,16 @@ fn write_track(
     stacks: &StackRows<'_>,
     frames: &SpeedscopeFrames,
     track: &Track,
-    spans: &[StackSpan],
+    (spans, end): (&[StackSpan], u64),
     out: &mut impl Write,
 ) -> io::Result<()> {
-    let (start, end) = match (spans.first(), spans.last()) {
-        (Some(first), Some(last)) => (first.start, last.end),
-        _ => (0, 0),
-    };
     out.write_all(b"{\"type\":\"sampled\",")?;
     key_string("name", &format!("{}, pid {}", track.title(), track.pid), out)?;
     write!(
         out,
-        ",\"unit\":\"nanoseconds\",\"startValue\":{start},\"endValue\":{end},\"samples\":["
+        ",\"unit\":\"nanoseconds\",\"startValue\":0,\"endValue\":{end},\"samples\":["
     )?;
-    let (mut stack, mut at, mut before) = (Vec::new(), 0, start);
+    let (mut stack, mut at, mut before) = (Vec::new(), 0, 0);
     let mut weights = Vec::with_capacity(spans.len());
     for span in spans {
         if span.start > before {
@@ -195,6 +193,10 @@ fn write_track(
         weights.push(span.end - span.start);
         at += 1;
         before = span.end;
+    }
+    if end > before {
+        write_stack(at, &[], out)?;
+        weights.push(end - before);
     }
     out.write_all(b"],\"weights\":[")?;
     for (at, weight) in weights.into_iter().enumerate() {

@@ -378,6 +378,10 @@ pub struct ViewArgs {
     /// [default: the time of traced calls and of recordings with waiting time, else samples or calls]
     #[arg(long, value_name = "VALUE", hide_possible_values = true, value_parser = values())]
     pub value: Option<String>,
+    /// Fold the interpreter's own frames into the calling functions, as svg and html do (speedscope, firefox and other formats
+    /// that programs read; not json, which keeps everything)
+    #[arg(long, conflicts_with = "interpreter_frames")]
+    pub fold: bool,
     /// One frame per line of a function (svg, collapsed; the other formats always have lines)
     #[arg(long)]
     pub lines: bool,

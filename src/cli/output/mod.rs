@@ -123,7 +123,7 @@ impl Output {
         })
     }
 
-    /// The same with other view options; formats for other programs keep the interpreter's frames in any case.
+    /// The same with other view options; formats for other programs keep the interpreter's frames unless `--fold` is given.
     ///
     /// # Errors
     /// `Usage` if the format does not support them.
@@ -137,6 +137,13 @@ impl Output {
                 "--lines",
                 "that format always has the lines of all samples",
                 "omit --lines, or use -f svg",
+            );
+        }
+        if shown.fold && self.format.is_complete {
+            return refused(
+                "--fold",
+                "that format keeps everything, so that later commands can show it in any way",
+                "omit --fold, or use -f speedscope",
             );
         }
         if shown.idle && !self.format.is_for_people() {
@@ -158,7 +165,7 @@ impl Output {
             lines: shown.lines,
             no_source: shown.no_source,
             view: ViewOptions {
-                interpreter_frames: shown.frames.interpreter_frames || !self.format.is_for_people(),
+                interpreter_frames: shown.frames.interpreter_frames || !self.format.is_for_people() && !shown.fold,
                 ..shown.frames.view(no_native)
             },
             idle: shown.idle,
