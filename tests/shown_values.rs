@@ -1,4 +1,4 @@
-//! Which value of a profile the commands show.
+//! Which value of a profile the commands show, and of which time.
 
 use std::fs;
 use std::io::Read;
@@ -11,7 +11,7 @@ use nativeprof::export::by_name;
 use nativeprof::profile::build::Builder;
 use nativeprof::profile::measure::{Clock, Measure};
 use nativeprof::profile::model::{Frame, FrameKind, Meta, Profile};
-use nativeprof::profile::values::ValueType;
+use nativeprof::profile::values::{Unit, ValueType};
 use serde_json::Value;
 
 mod common;
@@ -367,4 +367,65 @@ fn files_for_viewers_can_be_folded() {
         2,
         &["--fold has no effect on format json"],
     );
+}
+
+#[test]
+fn a_part_of_the_time_can_be_shown() {
+    let scratch = Scratch::new();
+    let file = &*written(&scratch, "wall.json", "json", &waiting());
+    for (range, wall, duration) in [
+        (&["--from", "50ms"][..], 150, 0.15),
+        (&["--to", "0.05"], 50, 0.05),
+        (&["--from", "50ms", "--to", "0.15s"], 100, 0.1),
+        (&["--from", "0", "--to", "200ms"], 200, 0.2),
+    ] {
+        let value = json(&[&["report", file, "--json", "--by", "function"], range].concat());
+        assert_eq!(
+            (&value["samples"], &value["duration"]),
+            (&(wall * MS).into(), &duration.into()),
+            "{range:?}"
+        );
+        let rows = value["rows"].as_array().expect("rows").iter();
+        let own: u64 = rows.map(|row| row["self"].as_u64().expect("a number")).sum();
+        assert_eq!(own, wall * MS, "{range:?}");
+        let svg = stdout(&[&["export", file, "-f", "svg", "-o", "-"], range].concat());
+        assert!(svg.contains(&Unit::Nanoseconds.show(wall * MS)), "{range:?}");
+        let text = stdout(&[&["export", file, "-f", "json", "-o", "-"], range].concat());
+        let tree: Value = serde_json::from_str(&text).expect("JSON");
+        assert_eq!(tree["values"]["wall_ns"], wall * MS, "{range:?}");
+        assert_eq!(tree["nativeprof"]["quality"]["taken"], 0);
+    }
+    let found = json(&["diff", file, file, "--from", "0", "--to", "100ms", "--json", "--all"]);
+    assert_eq!(found["samples"], serde_json::json!([100 * MS, 100 * MS]));
+
+    let calls = &*written(&scratch, "calls.pstats", "pstats", &traced(1));
+    for command in [
+        &["report"][..],
+        &["export", "-f", "svg", "-o", "-"],
+        &["export", "-f", "html", "-o", "-"],
+        &["diff", file],
+    ] {
+        let with = |words: &[&'static str], file: &str, code, parts: &[&str]| {
+            refused(&[command, &[file], words].concat(), code, parts)
+        };
+        with(
+            &["--from", "10ms"],
+            calls,
+            1,
+            &["no times to choose from", "no timeline", "omit --from"],
+        );
+        with(
+            &["--from", "60s"],
+            file,
+            1,
+            &["--from 60.00 s is not within", "ends after 200.0 ms"],
+        );
+        with(
+            &["--to", "60s"],
+            file,
+            1,
+            &["--to 60.00 s is not within", "up to 200.0 ms"],
+        );
+        with(&["--from", "2s", "--to", "1s"], file, 2, &["no time is between"]);
+    }
 }

@@ -5,6 +5,7 @@
 
 pub mod chrome;
 pub mod collapsed;
+pub mod cut;
 pub mod diff_flamegraph;
 pub mod firefox;
 pub mod flamegraph;

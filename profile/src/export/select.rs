@@ -72,7 +72,13 @@ pub fn by_labels(profile: &Profile, filters: &[LabelFilter]) -> Profile {
         is_kept.get(set).copied().unwrap_or(filters.is_empty())
     };
     let samples: Vec<usize> = (0..profile.timeline.len()).filter(keeps).collect();
-    let amounts = |value: usize| -> Vec<u64> { samples.iter().map(|at| profile.sample_amount(value, *at)).collect() };
+    of_samples(profile, &samples, &|value, at| profile.sample_amount(value, at))
+}
+
+/// The profile with some of its samples alone, by their indices in the timeline; `amount` has what a sample amounts to
+/// of a value.
+pub(super) fn of_samples(profile: &Profile, samples: &[usize], amount: &dyn Fn(usize, usize) -> u64) -> Profile {
+    let amounts = |value: usize| -> Vec<u64> { samples.iter().map(|at| amount(value, *at)).collect() };
     let inclusive = |amounts: &[u64]| {
         let mut sums = vec![0u64; profile.nodes.len()];
         for (at, amount) in samples.iter().zip(amounts) {
@@ -83,7 +89,7 @@ pub fn by_labels(profile: &Profile, filters: &[LabelFilter]) -> Profile {
         sum_upwards(&mut sums, |at| Some(profile.nodes[at].parent as usize));
         sums
     };
-    let columns = profile.pick_samples(&samples);
+    let columns = profile.pick_samples(samples);
     let mut out = Profile {
         timeline: columns.timeline,
         sample_places: columns.places,

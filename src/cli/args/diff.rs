@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum};
 
 use super::ColorWhen;
-use super::shared::{BrowserArg, FrameArgs, confidence, limit, values};
+use super::shared::{BrowserArg, FrameArgs, TimeRangeArgs, confidence, limit, values};
 
 #[derive(Debug, Args)]
 pub struct DiffCommand {
@@ -21,6 +21,8 @@ pub struct DiffCommand {
     /// What each row represents
     #[arg(long, value_enum, default_value_t = DiffBy::Function, conflicts_with_all = ["output", "format"])]
     pub by: DiffBy,
+    #[command(flatten)]
+    pub range: TimeRangeArgs,
     #[command(flatten)]
     pub frames: FrameArgs,
     /// Python frames only: C time counts as part of the calling Python function

@@ -11,7 +11,8 @@ mod shared;
 
 pub use diff::{DiffBy, DiffCommand, DiffFormat, Normalize};
 pub use shared::{
-    Browse, DebuginfodArg, FrameArgs, LabelArgs, ProcessRef, Sampling, SymbolArgs, TargetArg, TaskArgs, ViewArgs,
+    Browse, DebuginfodArg, FrameArgs, LabelArgs, ProcessRef, Sampling, SymbolArgs, TargetArg, TaskArgs, TimeRangeArgs,
+    ViewArgs,
 };
 use shared::{formats, rate, seconds, values, wait_kinds};
 
@@ -231,7 +232,7 @@ pub struct ReportCommand {
     pub source: Option<String>,
     /// Machine code of a native function (its name or the end of it, an address such as 0x1234 or geo.so+0x1234), with the
     /// samples of each instruction
-    #[arg(long, value_name = "FUNCTION|ADDRESS", conflicts_with_all = ["filters", "source", "callers", "callees", "tree", "by", "waits", "lag", "value", "span", "label"])]
+    #[arg(long, value_name = "FUNCTION|ADDRESS", conflicts_with_all = ["filters", "source", "callers", "callees", "tree", "by", "waits", "lag", "value", "from", "to", "span", "label"])]
     pub assembly: Option<String>,
     /// Sort order
     #[arg(long, value_enum, default_value_t = ReportOrder::SelfCount)]
@@ -241,6 +242,8 @@ pub struct ReportCommand {
     /// Python frames only: C time counts as part of the calling Python function
     #[arg(long)]
     pub no_native: bool,
+    #[command(flatten)]
+    pub range: TimeRangeArgs,
     #[command(flatten)]
     pub labels: LabelArgs,
     /// Callers of the function (a name or a regular expression)
@@ -357,6 +360,8 @@ pub struct Export {
     /// Python frames only: C time counts as part of the calling Python function
     #[arg(long)]
     pub no_native: bool,
+    #[command(flatten)]
+    pub range: TimeRangeArgs,
     #[command(flatten)]
     pub labels: LabelArgs,
     #[command(flatten)]

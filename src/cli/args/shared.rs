@@ -229,6 +229,25 @@ pub fn seconds(text: &str) -> Result<f64, String> {
     }
 }
 
+/// A time in ns since the start of a recording, written as a duration.
+fn time(text: &str) -> Result<u64, String> {
+    match text.parse().ok().or_else(|| with_unit(text)) {
+        Some(seconds) if (0.0..=1e9).contains(&seconds) => Ok((seconds * 1e9).round() as u64),
+        _ => Err("TIME is a number of seconds since the start of the recording, or has a unit: 2.5, 500ms, 5m".into()),
+    }
+}
+
+/// Which part of a recording to show.
+#[derive(Clone, Copy, Debug, Default, Args)]
+pub struct TimeRangeArgs {
+    /// Only the time from here on, since the start of the recording: 2s, 500ms, 5m (of profiles with a timeline)
+    #[arg(long, value_name = "TIME", value_parser = time)]
+    pub from: Option<u64>,
+    /// Only the time up to here, since the start of the recording
+    #[arg(long, value_name = "TIME", value_parser = time)]
+    pub to: Option<u64>,
+}
+
 /// Samples per second: `99`, `250hz`, `10khz`.
 pub fn rate(text: &str) -> Result<u64, String> {
     let per_second = match number_and_unit(text) {

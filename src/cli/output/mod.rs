@@ -28,6 +28,7 @@ pub mod row_filter;
 pub mod style;
 pub mod table;
 pub mod table_rows;
+pub mod time_range;
 
 /// `version` of what `report`, `dump`, `diff` and `doctor` print with --json: it rises when a reader of older output would
 /// misread newer one. docs/*.schema.json describe it.

@@ -14,6 +14,7 @@ use crate::cli::output::style::{Color, TerminalStyle, color};
 use crate::cli::output::table;
 use crate::cli::output::table::{Cell, Overflow, plain};
 use crate::cli::output::table_rows::{ReportRow, kind_name};
+use crate::cli::output::time_range;
 use crate::cli::output::{JSON_VERSION, no_such_function};
 use crate::cli::print_status;
 use crate::error::{Error, ErrorKind, Result};
@@ -69,7 +70,10 @@ pub fn diff(options: &Options) -> Result<Gate> {
     };
     let kept = place.as_ref().map_or(Caps::NONE, OutputFile::needs);
     let paths: [&Path; 2] = [&options.before, &options.after];
-    let read = input::profiles(&paths, kept)?;
+    let mut read = input::profiles(&paths, kept)?;
+    for (profile, path) in read.iter_mut().zip(paths) {
+        *profile = time_range::select(std::mem::take(profile), options.range, path)?;
+    }
     let mut read = read.into_iter();
     let read = [(); 2].map(|()| read.next().unwrap_or_default());
     let compared = comparable::by_value(read, paths, options.value.as_deref())?;

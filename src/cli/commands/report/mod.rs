@@ -14,6 +14,7 @@ use crate::cli::output::style::{Color, TerminalStyle, color};
 use crate::cli::output::table;
 use crate::cli::output::table::{Cell, Overflow, plain};
 use crate::cli::output::table_rows::{ReportRow, kind_name};
+use crate::cli::output::time_range;
 use crate::cli::output::{JSON_VERSION, no_such_function, value_of};
 use crate::error::{Error, ErrorKind, Result};
 use crate::escape::line;
@@ -68,6 +69,7 @@ pub fn report(options: &ReportCommand) -> Result<()> {
     let style = TerminalStyle::of_stdout(options.color);
     phases::switch_to_invoking_user()?;
     let mut profile = input::profile(&options.file, Caps::NONE)?;
+    profile = time_range::select(profile, options.range, &options.file)?;
     profile = labels::select(profile, &options.labels, &options.file)?;
     let value = match &options.value {
         Some(name) => value_of(&profile, name, &line(&options.file.to_string_lossy()))?,
