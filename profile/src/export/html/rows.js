@@ -29,11 +29,17 @@ class Rows {
     this.scroller.addEventListener("scroll", () => this.draw());
     this.scroller.addEventListener("keydown", (event) => this.key(event));
     new ResizeObserver(() => this.draw()).observe(this.scroller);
+    this.name();
+  }
+
+  // Writes the titles of the columns.
+  name() {
+    for (const { heading, title } of this.options.columns) heading.textContent = typeof title === "function" ? title() : title;
   }
 
   show(rows, keep = false) {
     this.rows = rows;
-    for (const { heading, title } of this.options.columns) heading.textContent = typeof title === "function" ? title() : title;
+    this.name();
     if (!keep) {
       this.at = -1;
       this.scroller.scrollTop = 0;
