@@ -109,6 +109,29 @@ def test_stacks_are_exact_and_interleaved(mode):
     assert rows[0].self_ >= rows[-1].self_ and all(row.total >= row.self_ for row in rows)
 
 
+def test_calls_are_shown_by_their_time():
+    def slow():
+        return sorted(range(200_000), key=callback)
+
+    def often():
+        return [callback(n) for n in range(1000)]
+
+    with nativeprof.Profiler(mode="calls") as profiler:
+        slow()
+        often()
+    profile = profiler.profile
+    rows = profile.top(50)
+    assert rows.value == "wall_ns"
+    assert rows[0].self_ >= rows[-1].self_ and max(row.total for row in rows) > 1_000_000
+    assert str(rows).startswith("SELF TIME % TOTAL TIME %  FUNCTION")
+    assert "<th>self time</th>" in rows._repr_html_()
+    assert re.search(r"\d m?s wall<", profile._native.graph()[0].decode())
+    calls = profile.top(50, value="calls")
+    assert calls.value == "calls" and calls[0].self_ >= 201_000
+    with pytest.raises(ValueError, match=r'no value "cpu"; it has calls, wall'):
+        profile.top(value="cpu")
+
+
 def test_python_frames_only():
     with nativeprof.Profiler(native=False) as profiler:
         work(0.2)
