@@ -429,3 +429,66 @@ fn a_part_of_the_time_can_be_shown() {
         with(&["--from", "2s", "--to", "1s"], file, 2, &["no time is between"]);
     }
 }
+
+/// Amounts of files are not trusted: their sums stay the largest number there is.
+#[test]
+fn times_of_any_size_are_shown() {
+    let scratch = Scratch::new();
+    let node = |name: &str, children: Vec<Value>| -> Value {
+        let below = children
+            .into_iter()
+            .map(|child| (child["identifier"].as_str().expect("text").to_string(), child));
+        serde_json::json!({
+            "identifier": format!("{name};/srv/app.py;1"),
+            "description": {"name": name, "filename": "/srv/app.py", "line_number": 2, "line": ""},
+            "count": 3, "lines": {"2": 3}, "values": {"wall_ns": u64::MAX},
+            "children": below.collect::<serde_json::Map<_, _>>(),
+        })
+    };
+    let own = || node("own", Vec::new());
+    let mut root = node(
+        "root",
+        vec![node("main", vec![own(), node("other", vec![own()])]), own()],
+    );
+    root["identifier"] = "root".into();
+    root["nativeprof"] = serde_json::json!({
+        "format": 1, "duration": 1.0,
+        "value_types": [{"name": "calls", "unit": "count"}, {"name": "wall", "unit": "nanoseconds"}],
+    });
+    let path = scratch.path("large.json");
+    fs::write(&path, root.to_string()).expect("a file");
+    let file = path.to_str().expect("UTF-8");
+    for words in [
+        &[][..],
+        &["--by", "function"],
+        &["--by", "line"],
+        &["--by", "module"],
+        &["--by", "category"],
+        &["--callers", "own"],
+        &["--tree"],
+    ] {
+        assert!(
+            stdout(&[&["report", file], words].concat()).contains("18446744073.7 s"),
+            "{words:?}"
+        );
+    }
+    for format in [
+        "html",
+        "svg",
+        "speedscope",
+        "firefox",
+        "chrome",
+        "pprof",
+        "perfetto",
+        "pstats",
+        "json",
+    ] {
+        let done = run(&["export", file, "-f", format, "-o", "-", "--interpreter-frames"]);
+        assert!(done.status.success() && !done.stdout.is_empty(), "{format}");
+    }
+    for normalize in ["share", "rate", "time"] {
+        for output in [&["--json"][..], &["-f", "svg", "-o", "-"], &["-f", "html", "-o", "-"]] {
+            stdout(&[&["diff", file, file, "--normalize", normalize], output].concat());
+        }
+    }
+}

@@ -96,26 +96,29 @@ pub fn of(profile: &Profile, value: usize) -> GilWaits {
             ..GilThread::default()
         });
         if !is_wait {
-            of_thread.held += amount;
+            of_thread.held = of_thread.held.saturating_add(amount);
             let function = innermost_python(profile, sample.node);
-            functions.entry(function).or_default().held += amount;
+            let held = &mut functions.entry(function).or_default().held;
+            *held = held.saturating_add(amount);
             continue;
         }
         let length = profile.waits.lengths.get(at).copied().unwrap_or(0);
         let count = if length > 0 { amount as f64 / length as f64 } else { 0.0 };
-        of_thread.waited += amount;
+        of_thread.waited = of_thread.waited.saturating_add(amount);
         of_thread.count += count;
         of_thread.longest = of_thread.longest.max(length);
         for (waker, part) in profile.waits.divided(at, amount) {
             let key = (thread, waker.map(|waker| (waker.pid, waker.tid)));
             let share = part as f64 / amount.max(1) as f64;
             let pair = pairs.entry(key).or_default();
-            pair.waited += part;
+            pair.waited = pair.waited.saturating_add(part);
             pair.count += count * share;
             pair.longest = pair.longest.max((length as f64 * share) as u64);
             if let Some(Waker { function, .. }) = waker.filter(|waker| !waker.function.is_empty()) {
-                *by_function.entry(key).or_default().entry(function.clone()).or_default() += part;
-                functions.entry(without_line(function)).or_default().waited_for += part;
+                let sum = by_function.entry(key).or_default().entry(function.clone()).or_default();
+                *sum = sum.saturating_add(part);
+                let waited = &mut functions.entry(without_line(function)).or_default().waited_for;
+                *waited = waited.saturating_add(part);
             }
         }
     }

@@ -59,7 +59,7 @@ impl Waits {
         // They are times by the clock: the waiter may have been without a CPU for a part of them, and not have waited. The first
         // ones may be missing.
         let length = self.lengths.get(at).copied().unwrap_or(0);
-        let sum: u64 = rows.clone().map(|(.., time)| time).sum();
+        let sum = rows.clone().fold(0u64, |sum, (.., time)| sum.saturating_add(*time));
         let whole = length.max(sum).max(1) as f64;
         let mut left = amount;
         let mut parts = Vec::new();

@@ -80,10 +80,11 @@ class Rows(list["Row"]):
 
     def __str__(self) -> str:
         own, total = (f"{title} %".upper().rjust(8) for title in self._titles())
-        rows = (
-            f"{100 * row.self_ / self._whole:{len(own)}.1f} {100 * row.total / self._whole:{len(total)}.1f}  {row.name}  {_place(row)}"
-            for row in self
-        )
+
+        def share(part: int, title: str) -> str:
+            return f"{100 * part / self._whole:{len(title)}.1f}"
+
+        rows = (f"{share(row.self_, own)} {share(row.total, total)}  {row.name}  {_place(row)}" for row in self)
         return "\n".join([f"{own} {total}  FUNCTION  WHERE", *rows])
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:

@@ -52,7 +52,7 @@ pub fn both(a: &Profile, b: &Profile, options: &DiffOptions) -> Both {
         let total = total(profile, samples, options.normalization);
         let total = if total > 0.0 { total } else { 1.0 };
         let part = |count: u64| (count as f64 / total * WHOLE as f64).round() as u64;
-        let (mut place, mut sum) = (vec![0; profile.nodes.len()], 0);
+        let (mut place, mut sum) = (vec![0; profile.nodes.len()], 0u64);
         for (at, node) in profile.nodes.iter().enumerate() {
             let parent = place
                 .get(node.parent as usize)
@@ -76,8 +76,9 @@ pub fn both(a: &Profile, b: &Profile, options: &DiffOptions) -> Both {
             let self_count = stats[i].node(at as NodeId).self_count;
             amounts[i].resize(nodes.len(), 0);
             // Of the sum, so that rounding does not add up.
-            amounts[i][here as usize] += part(sum + self_count) - part(sum);
-            sum += self_count;
+            let with = sum.saturating_add(self_count);
+            amounts[i][here as usize] += part(with) - part(sum);
+            sum = with;
             if i == 1 {
                 let into = &mut nodes[here as usize];
                 if into.first_seen_line == 0 {
@@ -86,8 +87,10 @@ pub fn both(a: &Profile, b: &Profile, options: &DiffOptions) -> Both {
                 }
                 let self_lines = node.self_lines_of(self_count);
                 for (lines, from) in [(&mut into.lines, &node.lines), (&mut into.self_lines, self_lines)] {
-                    from.iter()
-                        .for_each(|(line, count)| *lines.entry(*line).or_default() += part(*count));
+                    from.iter().for_each(|(line, count)| {
+                        let sum = lines.entry(*line).or_default();
+                        *sum = sum.saturating_add(part(*count));
+                    });
                 }
             }
         }
@@ -99,7 +102,7 @@ pub fn both(a: &Profile, b: &Profile, options: &DiffOptions) -> Both {
     }
     amounts.iter_mut().for_each(|side| side.resize(nodes.len(), 0));
     for at in 0..nodes.len() {
-        nodes[at].count = (amounts[0][at] + amounts[1][at]) / 2;
+        nodes[at].count = amounts[0][at].midpoint(amounts[1][at]);
     }
     let mut counts: Vec<u64> = nodes.iter().map(|node| node.count).collect();
     for column in amounts.iter_mut().chain([&mut counts]) {

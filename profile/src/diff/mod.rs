@@ -357,10 +357,10 @@ pub(super) fn self_by_block(profile: &Profile, blocks: usize) -> impl Iterator<I
     }
     let nodes = profile.nodes.len();
     by_block.into_iter().map(move |samples| {
-        let mut self_counts = vec![0; nodes];
+        let mut self_counts = vec![0u64; nodes];
         for (node, amount) in samples {
             if let Some(count) = self_counts.get_mut(node as usize) {
-                *count += amount;
+                *count = count.saturating_add(amount);
             }
         }
         self_counts

@@ -318,7 +318,7 @@ impl<'a> Folding<'a> {
             if let (1, Some((line, count))) = (caller.lines.len(), caller.lines.iter().next())
                 && *count >= caller.count
             {
-                *ended[self.into[at] as usize].entry(*line).or_default() += left;
+                add(&mut ended[self.into[at] as usize], *line, left);
             }
         }
         for ((node, ended), self_count) in self.nodes.iter_mut().zip(ended).zip(self_counts) {
@@ -356,11 +356,18 @@ impl<'a> Folding<'a> {
                 continue;
             };
             let amount = profile.sample_amount(0, at);
-            *ended[into as usize].entry(caller.line).or_default() += amount;
-            *known.entry(node).or_default() += amount;
+            add(&mut ended[into as usize], caller.line, amount);
+            let sum = known.entry(node).or_default();
+            *sum = sum.saturating_add(amount);
         }
         known
     }
+}
+
+/// Adds an amount to that of a line.
+fn add(lines: &mut BTreeMap<u32, u64>, line: u32, amount: u64) {
+    let sum = lines.entry(line).or_default();
+    *sum = sum.saturating_add(amount);
 }
 
 /// Whether the frame holds others without being code: the root, a process, a thread.

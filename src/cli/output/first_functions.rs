@@ -44,7 +44,7 @@ pub fn text(profile: &Profile, style: &TerminalStyle) -> Option<String> {
             plain(row.short_place(frame)),
         ]);
     }
-    let others = found.innermost().skip(ROWS).map(|row| row.amount).sum::<u64>();
+    let others = found.innermost().skip(ROWS).fold(0u64, |sum, row| sum.saturating_add(row.amount));
     let rest = [
         (others, "other functions of yours", Whose::Yours),
         (found.outside, "outside of your functions", Whose::Yours),
@@ -52,7 +52,7 @@ pub fn text(profile: &Profile, style: &TerminalStyle) -> Option<String> {
     // Less is not seen in a table of tenths of a percent.
     let rest = rest
         .iter()
-        .filter(|(amount, _, whose)| found.whose == *whose && amount * 200 >= whole);
+        .filter(|(amount, _, whose)| found.whose == *whose && *amount >= whole / 200);
     rows.extend(rest.map(|(amount, words, _)| {
         vec![
             plain(share(*amount)),

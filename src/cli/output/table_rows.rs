@@ -216,7 +216,7 @@ impl ReportRow {
         for thread in &threads {
             let tid = if processes { thread.pid } else { thread.tid };
             let row = rows.entry((thread.pid, tid)).or_default();
-            row.self_count += thread.samples;
+            row.self_count = row.self_count.saturating_add(thread.samples);
             row.total = row.self_count;
             if !processes {
                 row.place = thread.pid.to_string();
@@ -248,7 +248,8 @@ impl ReportRow {
                 .get(node.frame as usize)
                 .filter(|frame| frame.kind == kind)
             {
-                *by_name.entry(&frame.name).or_default() += node.count;
+                let sum = by_name.entry(&frame.name).or_default();
+                *sum = sum.saturating_add(node.count);
             }
         }
         let row = |(name, count): (&str, u64)| ReportRow {

@@ -82,14 +82,16 @@ pub fn functions(context: &ReportContext<'_>, python: &PythonFunctions) -> Rende
     } else {
         draw(context, &rows)
     };
-    let shown: u64 = rows.iter().map(|row| row.self_count).sum();
+    // A file states the amounts: sums stop at the highest number.
+    let sum = |amounts: &mut dyn Iterator<Item = u64>| amounts.fold(0u64, u64::saturating_add);
+    let shown = sum(&mut rows.iter().map(|row| row.self_count));
     let left_out = match all.len() - rows.len() {
         0 => String::new(),
         _ => format!(
             "{} of {} functions; the others have {} % of self. All of them: nativeprof report {} 1.0\n",
             rows.len(),
             all.len(),
-            share(all.iter().sum::<u64>() - shown, context.stats.samples()),
+            share(sum(&mut all.iter().copied()).saturating_sub(shown), context.stats.samples()),
             context.file_name()
         ),
     };

@@ -50,7 +50,7 @@ pub fn source(context: &ReportContext<'_>, word: &str) -> Result<RenderedList> {
             .counts
             .values()
             .map(total)
-            .fold((0, 0), |a, b| (a.0 + b.0, a.1.max(b.1)));
+            .fold((0, 0), |a: (u64, u64), b| (a.0.saturating_add(b.0), a.1.max(b.1)));
         let title = format!("{}: self {}", line(file.path), context.amount(self_sum));
         text += &format!("{}\n", context.style.paint(Color::Bold, &title));
         let titles = ["SELF", "TOTAL"].map(|word| format!("{:>8}", context.amounts_title(word) + " %"));

@@ -27,7 +27,8 @@ pub fn waits(context: &ReportContext<'_>, kind: Option<&str>) -> Result<Rendered
             .hint("record again with `nativeprof record --mode wall -o out.json ...`"));
     };
     let mut sites = waits::sites(profile, value);
-    let whole: u64 = sites.iter().map(|site| site.total).sum();
+    let sum = |sites: &[WaitSite]| sites.iter().fold(0u64, |sum, site| sum.saturating_add(site.total));
+    let whole = sum(&sites);
     if let Some(kind) = kind {
         let mut known: Vec<String> = sites.iter().map(|site| site.kind.clone()).collect();
         sites.retain(|site| site.kind == kind || kind.split_once(' ') == Some((&*site.kind, &*site.object)));
@@ -41,7 +42,7 @@ pub fn waits(context: &ReportContext<'_>, kind: Option<&str>) -> Result<Rendered
             );
         }
     }
-    let wanted: u64 = sites.iter().map(|site| site.total).sum();
+    let wanted = sum(&sites);
     row_filter::apply(&mut sites, context.filters, WaitSite::text);
     context.limit(&mut sites);
     let list: Value = sites.iter().map(json_of).collect();
