@@ -55,17 +55,31 @@ fn check_golden(name: &str, now: &str) {
 fn a_page_is_read_as_the_profile_that_it_shows() {
     let scratch = Scratch::new();
     let modes = ["waits", "lag", "spans", "workers", "tasks", "gil"];
-    let mut files: Vec<String> = modes.iter().map(|mode| format!("fixtures/tapes/modes/{mode}.tape")).collect();
+    let mut files: Vec<String> = modes
+        .iter()
+        .map(|mode| format!("fixtures/tapes/modes/{mode}.tape"))
+        .collect();
     files.push(PROFILE.into());
     let read = |file: &Path, words: &[&str]| {
         let mut command = nativeprof(&[&["report", "-", "--json"], words].concat());
-        let done = command.stdin(fs::File::open(file).expect("a file")).output().expect("nativeprof starts");
+        let done = command
+            .stdin(fs::File::open(file).expect("a file"))
+            .output()
+            .expect("nativeprof starts");
         (done.status.code(), String::from_utf8_lossy(&done.stdout).into_owned())
     };
     for file in files {
         let [json, page] = ["x.json", "x.html"].map(|name| scratch.path(name));
         stdout(&run(&["export", &file, "-o", json.to_str().expect("UTF-8")], ""));
-        stdout(&run(&["export", json.to_str().expect("UTF-8"), "-o", page.to_str().expect("UTF-8")], ""));
+        stdout(&run(
+            &[
+                "export",
+                json.to_str().expect("UTF-8"),
+                "-o",
+                page.to_str().expect("UTF-8"),
+            ],
+            "",
+        ));
         for words in [
             &[][..],
             &["--by", "function", "--interpreter-frames"],
@@ -89,8 +103,13 @@ fn pages_without_a_profile_are_refused() {
     let file = page.to_str().expect("UTF-8");
     let whole = stdout(&run(&["export", PROFILE, "-f", "html", "-o", "-"], ""));
     let comparison = stdout(&run(&["diff", PROFILE, PROFILE, "-f", "html", "-o", "-"], ""));
-    let (old, saved) = whole.split_once("<script type=\"application/gzip\"").expect("a profile");
-    let damaged = format!("{old}<script type=\"application/gzip\"{}", saved.replacen("H4sI", "H4sJ", 1));
+    let (old, saved) = whole
+        .split_once("<script type=\"application/gzip\"")
+        .expect("a profile");
+    let damaged = format!(
+        "{old}<script type=\"application/gzip\"{}",
+        saved.replacen("H4sI", "H4sJ", 1)
+    );
     for (text, words) in [
         (comparison.as_str(), "it compares two profiles"),
         (old, "of an earlier version"),
@@ -101,7 +120,10 @@ fn pages_without_a_profile_are_refused() {
         fs::write(&page, text).expect("written");
         let done = run(&["report", file], "");
         let said = String::from_utf8_lossy(&done.stderr).into_owned();
-        assert!(!done.status.success() && said.contains(words) && said.contains("try: "), "{said}");
+        assert!(
+            !done.status.success() && said.contains(words) && said.contains("try: "),
+            "{said}"
+        );
     }
 }
 

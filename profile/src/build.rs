@@ -183,13 +183,7 @@ impl Builder {
     ///
     /// # Panics
     /// If there is no such place.
-    pub fn sample_at_place(
-        &mut self,
-        time: u64,
-        (pid, tid): (u32, u32),
-        place: PlaceId,
-        amounts: &[u64],
-    ) -> NodeId {
+    pub fn sample_at_place(&mut self, time: u64, (pid, tid): (u32, u32), place: PlaceId, amounts: &[u64]) -> NodeId {
         let node = self.add_at_place(place, amounts);
         let count = amounts.first().copied().unwrap_or(0);
         let before = self.profile.timeline.len();

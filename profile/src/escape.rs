@@ -88,6 +88,30 @@ fn escaped(text: &str, mut unsafe_at: impl FnMut(usize, char) -> bool) -> Cow<'_
     Cow::Owned(out)
 }
 
+/// The name that [`text()`], [`frame`] or [`last_frame`] has escaped. A text with a backslash that none of them writes is another
+/// program's, and stays as it is.
+pub fn unescaped(text: &str) -> Cow<'_, str> {
+    let Some((plain, rest)) = text.split_once('\\') else {
+        return Cow::Borrowed(text);
+    };
+    let mut out = plain.to_string();
+    for escape in rest.split('\\') {
+        let (digits, after) = match (escape.strip_prefix("u{"), escape.strip_prefix('x')) {
+            (Some(rest), _) => rest.split_once('}').unwrap_or(("", "")),
+            (None, Some(rest)) => rest.split_at_checked(2).unwrap_or(("", "")),
+            (None, None) => ("", ""),
+        };
+        let c = u32::from_str_radix(digits, 16).ok().and_then(char::from_u32);
+        let is_ours = |c: &char| matches!(c, ';' | '\\' | '#') || c.is_whitespace() || is_unprintable(*c);
+        let Some(c) = c.filter(is_ours) else {
+            return Cow::Borrowed(text);
+        };
+        out.push(c);
+        out.push_str(after);
+    }
+    Cow::Owned(out)
+}
+
 /// A name of Python, from its code points, as a string of Unicode.
 ///
 /// Python's strings may contain lone surrogates, which no UTF-8 has: it decodes a byte `0xe9` of a path that is not UTF-8 as
@@ -273,6 +297,12 @@ mod tests {
             ("größe 数", "größe 数"),
         ] {
             assert_eq!(last_frame(name), safe);
+            if !name.is_empty() {
+                assert_eq!(unescaped(safe), name);
+            }
+        }
+        for other in ["C:\\x41\\a.py", "\\", "\\x", "\\u{}", "\\u{41", "a\\x3b\\d", "\\x+3"] {
+            assert_eq!(unescaped(other), other, "of another program");
         }
         assert_eq!(frame("worker 5"), "worker 5", "a count cannot follow");
     }

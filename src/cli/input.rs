@@ -166,7 +166,10 @@ mod tests {
             (&b""[..], "it is empty"),
             (b"<?xml version=\"1.0\"?><svg>", "it is an SVG"),
             (b"<!DOCTYPE html>", "it is an HTML page"),
-            (b"say what is read", "it is text of another kind; formats that are read: html, pstats"),
+            (
+                b"say what is read",
+                "it is text of another kind; formats that are read: html, pstats",
+            ),
             (b"{}", "it is JSON of another kind"),
             (b"{\"traceEvents\": []}", "it is a file of Chrome trace events"),
             (b"PERFILE2", "it is a perf.data file"),

@@ -1,9 +1,25 @@
 //! Reads saved profiles: nativeprof's own, and those of other tools.
 //!
 //! [`READERS`] is the only list of them; a file is recognized by its content, whatever its name. What a format does not
-//! have stays unknown.
+//! have stays unknown: a function has the module, file and line that are stated, and amounts keep their unit as
+//! [value types](crate::values).
+//!
+//! Files may come from anywhere. Nothing recurses, memory is bounded by the size of the file, and by [`MAX_PLACES`],
+//! [`MAX_DEPTH`], [`MAX_SAMPLES`] and [`MAX_VALUE_TYPES`], beyond which a file is not read.
 
+mod collapsed;
+mod firefox;
+mod frames;
 mod page;
+mod perf_script;
+mod pprof;
+mod speedscope;
+mod stacks;
+#[cfg(test)]
+mod tests;
+mod wire;
+
+pub use stacks::{MAX_DEPTH, MAX_PLACES, MAX_SAMPLES, MAX_VALUE_TYPES};
 
 use std::fmt;
 
@@ -43,10 +59,45 @@ pub const READERS: &[Reader] = &[
         hint: "write it again: python3 -m cProfile -o out.pstats script.py",
     },
     Reader {
+        name: "speedscope",
+        file: "a speedscope file",
+        is: |bytes| json_kind(bytes) == Some(JsonKind::Speedscope),
+        read: speedscope::read,
+        hint: "",
+    },
+    Reader {
+        name: "firefox",
+        file: "a profile of the Firefox Profiler",
+        is: |bytes| json_kind(bytes) == Some(JsonKind::Firefox),
+        read: firefox::read,
+        hint: "open it in profiler.firefox.com and save it again from there",
+    },
+    Reader {
         name: "json",
         file: "a count tree of nativeprof or Dask",
         is: |bytes| json_kind(bytes) == Some(JsonKind::CountTree),
         read: |bytes| Ok(json::read(bytes)?),
+        hint: "",
+    },
+    Reader {
+        name: "pprof",
+        file: "a pprof file",
+        is: pprof::is,
+        read: pprof::read,
+        hint: "",
+    },
+    Reader {
+        name: "perf script",
+        file: "the output of `perf script`",
+        is: perf_script::is,
+        read: perf_script::read,
+        hint: "write it again: perf script > out.perf",
+    },
+    Reader {
+        name: "collapsed",
+        file: "collapsed stacks",
+        is: collapsed::is,
+        read: collapsed::read,
         hint: "",
     },
 ];
@@ -158,6 +209,10 @@ fn other_kind(bytes: &[u8]) -> Option<Other> {
         _ if starts("{") || starts("[") => match json_kind(bytes) {
             Some(JsonKind::Trace) => of("a file of Chrome trace events, which are not stacks of samples", ""),
             Some(JsonKind::CpuProfile) => of("a CPU profile of V8", ""),
+            Some(JsonKind::Gecko) => of(
+                "a raw profile of Firefox",
+                "open it in profiler.firefox.com and save it from there",
+            ),
             _ => of("JSON of another kind", ""),
         },
         _ => None,
@@ -182,6 +237,7 @@ enum JsonKind {
     CountTree,
     Speedscope,
     Firefox,
+    Gecko,
     Trace,
     CpuProfile,
 }
@@ -196,6 +252,7 @@ fn json_kind(bytes: &[u8]) -> Option<JsonKind> {
     }
     let mut lexer = Lexer::new(bytes).ok()?;
     let mut members = Members::default();
+    let mut is_gecko = false;
     while let Ok(Some(key)) = lexer.key(&mut members) {
         match &*key {
             "children" | "count" | "identifier" | "description" | "nativeprof" => return Some(JsonKind::CountTree),
@@ -208,6 +265,8 @@ fn json_kind(bytes: &[u8]) -> Option<JsonKind> {
                 }
                 continue;
             }
+            "meta" => is_gecko = firefox::is_raw(&mut lexer).ok()?,
+            "threads" | "libs" if is_gecko => return Some(JsonKind::Gecko),
             "threads" | "libs" => return Some(JsonKind::Firefox),
             _ => lexer.skip_value().ok()?,
         }

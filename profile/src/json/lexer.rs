@@ -131,6 +131,24 @@ impl<'a> Lexer<'a> {
         Ok(self.value()?.as_u64())
     }
 
+    /// Reads a number; `None` if the value is something else.
+    pub fn number(&mut self) -> Result<Option<f64>, JsonError> {
+        self.space();
+        let rest = &self.text[self.at..];
+        let is_part = |byte: u8| byte.is_ascii_digit() || matches!(byte, b'+' | b'-' | b'.' | b'e' | b'E');
+        let length = rest.bytes().take_while(|byte| is_part(*byte)).count();
+        match rest[..length].parse() {
+            Ok(number) => {
+                self.at += length;
+                Ok(Some(number))
+            }
+            Err(_) => {
+                self.skip_value()?;
+                Ok(None)
+            }
+        }
+    }
+
     /// A complete value outside of the tree: its extent is found first, then the JSON crate (which limits its depth)
     /// parses it.
     pub fn value(&mut self) -> Result<Value, JsonError> {

@@ -9,7 +9,8 @@ use super::shared::{BrowserArg, FrameArgs, TimeRangeArgs, confidence, limit, val
 
 #[derive(Debug, Args)]
 pub struct DiffCommand {
-    /// Older profile: json or json.gz of nativeprof or Dask, pstats, or a tape; `-` for standard input
+    /// Older profile: a tape, or a file of any format that is read (html, json, pstats, collapsed, speedscope, pprof, firefox,
+    /// `perf script`), compressed or not; `-` for standard input
     #[arg(value_name = "BEFORE")]
     pub before: PathBuf,
     /// Newer profile

@@ -216,7 +216,8 @@ pub struct Replay {
 
 #[derive(Debug, Args)]
 pub struct ReportCommand {
-    /// Profile: json or json.gz of nativeprof or Dask, pstats, or a tape; `-` for standard input
+    /// Profile: a tape, or a file of any format that is read (html, json, pstats, collapsed, speedscope, pprof, firefox, `perf
+    /// script`), compressed or not; `-` for standard input
     #[arg(value_name = "FILE")]
     pub file: PathBuf,
     /// Row filters, applied in order: `20` (first 20 rows), `0.1` or `10%` (first tenth of the rows; in a tree, nodes
@@ -348,7 +349,8 @@ pub enum ColorWhen {
 
 #[derive(Debug, Args)]
 pub struct Export {
-    /// Profile: json or json.gz of nativeprof or Dask, pstats, or a tape; `-` for standard input
+    /// Profile: a tape, or a file of any format that is read (html, json, pstats, collapsed, speedscope, pprof, firefox, `perf
+    /// script`), compressed or not; `-` for standard input
     #[arg(value_name = "FILE")]
     pub file: PathBuf,
     /// Output file or directory, or `-` for standard output [default: FILE, in the current directory, with the
@@ -370,7 +372,8 @@ pub struct Export {
 
 #[derive(Debug, Args)]
 pub struct Merge {
-    /// Profiles: json or json.gz of nativeprof or Dask, pstats, or tapes; `-` for standard input
+    /// Profiles: tapes, or files of any format that is read (html, json, pstats, collapsed, speedscope, pprof, firefox, `perf
+    /// script`), compressed or not; `-` for standard input
     #[arg(value_name = "FILE", required = true)]
     pub files: Vec<PathBuf>,
     /// Output file or directory, or `-` for standard output
