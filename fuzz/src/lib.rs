@@ -114,3 +114,18 @@ pub fn module(bytes: Vec<u8>) -> Arc<Module> {
     let (id, _) = modules.open(&system, 1, 0, 4096, b"/libpython3.13.so.1.0", None);
     modules.get(id).clone()
 }
+
+/// Reads a file of a format, and writes the profile as JSON, which can be read again.
+pub fn import(format: &str, bytes: &[u8]) {
+    use nativeprof::profile::{import, json};
+    let reader = import::READERS.iter().find(|reader| reader.name == format).expect("a format");
+    // Whatever the file is, this must not fail.
+    let _ = import::read(bytes);
+    let Ok(profile) = (reader.read)(bytes) else {
+        return;
+    };
+    let mut out = Vec::new();
+    json::write(&profile, &mut out).expect("memory takes everything");
+    let again = json::read(&out).expect("what was written can be read");
+    assert_eq!(again.nodes[0].count, profile.nodes[0].count);
+}

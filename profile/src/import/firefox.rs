@@ -10,7 +10,7 @@ use std::collections::HashMap;
 use std::rc::Rc;
 
 use super::Damage;
-use super::frames::{self, KERNEL, base_name};
+use super::frames::{self, base_name};
 use super::stacks::{Stacks, amount};
 use crate::export::collapsed::NO_STACK;
 use crate::json::JsonError;
@@ -339,9 +339,7 @@ impl Tables {
         Some(match line_at(&of.line, function) {
             0 if frames::is_python(file) => frames::python(name, file),
             line if frames::is_python(file) => frames::python_defined(name, file, line),
-            _ if is_kernel == Some(&true) => {
-                frames::kernel(name, if module.starts_with('[') { module } else { KERNEL })
-            }
+            _ if is_kernel == Some(&true) => frames::kernel(name, module),
             _ => match hexadecimal(name) {
                 // Without a symbol the name is the address in the library.
                 Some(address) => Frame {

@@ -65,7 +65,7 @@ pub fn native(name: &str, source: &str, module: &str) -> Frame {
         "" => base_name(source),
         module => base_name(module),
     };
-    if let Some(module) = kernel_module(module) {
+    if kernel_module(module).is_some() {
         return kernel(name, module);
     }
     Frame {
@@ -74,8 +74,12 @@ pub fn native(name: &str, source: &str, module: &str) -> Frame {
     }
 }
 
-/// A function of the kernel.
+/// A function of the kernel, or of a module of it: those are in square brackets.
 pub fn kernel(name: &str, module: &str) -> Frame {
+    let module = match kernel_module(module) {
+        None if module.starts_with('[') && module != "[unknown]" => module,
+        _ => KERNEL,
+    };
     Frame {
         module: module.into(),
         ..Frame::new(FrameKind::Kernel, named(name))
@@ -93,7 +97,7 @@ pub fn in_file(name: &str, file: &str) -> Frame {
 }
 
 /// The module of kernel code, by how perf and we name it; `None`: it is not the kernel's.
-pub fn kernel_module(module: &str) -> Option<&str> {
+fn kernel_module(module: &str) -> Option<&str> {
     match module {
         KERNEL => Some(KERNEL),
         _ if module.starts_with("[kernel.") || module.starts_with("[guest.kernel") => Some(KERNEL),

@@ -161,9 +161,10 @@ impl std::error::Error for ImportError {}
 pub fn read(bytes: &[u8]) -> Result<Profile, ImportError> {
     let Some(reader) = READERS.iter().find(|reader| (reader.is)(bytes)) else {
         let known: Vec<&str> = READERS.iter().map(|reader| reader.name).collect();
+        let (what, hint) = other(bytes);
         return Err(ImportError {
-            reason: format!("it is {}; formats that are read: {}", other(bytes), known.join(", ")),
-            hint: hint_of_other(bytes).into(),
+            reason: format!("it is {what}; formats that are read: {}", known.join(", ")),
+            hint: hint.into(),
         });
     };
     (reader.read)(bytes).map_err(|damage| {
@@ -179,56 +180,31 @@ pub fn read(bytes: &[u8]) -> Result<Profile, ImportError> {
     })
 }
 
-/// Files that are not read and may be mistaken for a profile.
-#[derive(Clone, Copy)]
-struct Other {
-    what: &'static str,
-    hint: &'static str,
-}
-
-const EMPTY: Other = Other {
-    what: "empty",
-    hint: "",
-};
-
-fn other_kind(bytes: &[u8]) -> Option<Other> {
+/// What a file is that no reader knows, and what to do about it (empty if nothing special).
+fn other(bytes: &[u8]) -> (&'static str, &'static str) {
     let text = bytes.trim_ascii_start();
     let starts = |with: &str| {
         text.get(..with.len())
             .is_some_and(|start| start.eq_ignore_ascii_case(with.as_bytes()))
     };
-    let of = |what, hint| Some(Other { what, hint });
-    match () {
-        _ if text.is_empty() => Some(EMPTY),
-        _ if starts("<?xml") || starts("<svg") => of("an SVG, which omits frames too narrow to draw", ""),
-        _ if starts("<") => of("an HTML page, but not one of nativeprof", ""),
-        _ if starts("PERFILE2") => of(
+    match json_kind(bytes) {
+        Some(JsonKind::Trace) => ("a file of Chrome trace events, which are not stacks of samples", ""),
+        Some(JsonKind::CpuProfile) => ("a CPU profile of V8", ""),
+        Some(JsonKind::Gecko) => (
+            "a raw profile of Firefox",
+            "open it in profiler.firefox.com and save it from there",
+        ),
+        _ if text.is_empty() => ("empty", ""),
+        _ if starts("{") => ("JSON of another kind", ""),
+        _ if starts("<?xml") || starts("<svg") => ("an SVG, which omits frames too narrow to draw", ""),
+        _ if starts("<") => ("an HTML page, but not one of nativeprof", ""),
+        _ if starts("PERFILE2") => (
             "a perf.data file",
             "convert it: perf script -i perf.data > out.perf, then read out.perf",
         ),
-        _ if starts("{") || starts("[") => match json_kind(bytes) {
-            Some(JsonKind::Trace) => of("a file of Chrome trace events, which are not stacks of samples", ""),
-            Some(JsonKind::CpuProfile) => of("a CPU profile of V8", ""),
-            Some(JsonKind::Gecko) => of(
-                "a raw profile of Firefox",
-                "open it in profiler.firefox.com and save it from there",
-            ),
-            _ => of("JSON of another kind", ""),
-        },
-        _ => None,
+        _ if std::str::from_utf8(bytes).is_ok_and(|text| !text.contains('\0')) => ("text of another kind", ""),
+        _ => ("binary data of another kind", ""),
     }
-}
-
-fn other(bytes: &[u8]) -> String {
-    match other_kind(bytes) {
-        Some(other) => other.what.into(),
-        None if std::str::from_utf8(bytes).is_ok_and(|text| !text.contains('\0')) => "text of another kind".into(),
-        None => "binary data of another kind".into(),
-    }
-}
-
-fn hint_of_other(bytes: &[u8]) -> &'static str {
-    other_kind(bytes).map_or("", |other| other.hint)
 }
 
 /// What a file of JSON holds.
@@ -245,9 +221,9 @@ enum JsonKind {
 /// By the keys of the outermost object, in the order of the file. `None`: it is no object, or has no key that is known.
 fn json_kind(bytes: &[u8]) -> Option<JsonKind> {
     let bytes = bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(bytes);
-    match bytes.trim_ascii_start().first() {
-        Some(b'{') => {}
-        Some(b'[') => return Some(JsonKind::Trace),
+    match bytes.trim_ascii_start() {
+        [b'{', ..] => {}
+        [b'[', rest @ ..] if rest.trim_ascii_start().starts_with(b"{") => return Some(JsonKind::Trace),
         _ => return None,
     }
     let mut lexer = Lexer::new(bytes).ok()?;

@@ -13,7 +13,7 @@
 use std::collections::HashMap;
 
 use super::Damage;
-use super::frames::{self, KERNEL};
+use super::frames;
 use super::stacks::{MAX_VALUE_TYPES, Stacks};
 use crate::model::{Frame, FrameKind, Meta, Profile};
 use crate::values::{Unit, ValueType};
@@ -269,11 +269,7 @@ fn frame(address: u64, symbol: &str, file: &str) -> Frame {
     };
     let has_file = file != "[unknown]";
     if address >= KERNEL_START {
-        let module = match frames::kernel_module(file) {
-            None if has_file && file.starts_with('[') => file,
-            _ => KERNEL,
-        };
-        return frames::kernel(name, module);
+        return frames::kernel(name, file);
     }
     // Python's trampolines, with `-X perf`.
     if let Some((name, file)) = name.strip_prefix("py::").and_then(|rest| rest.rsplit_once(':')) {
