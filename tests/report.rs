@@ -70,16 +70,9 @@ fn a_page_is_read_as_the_profile_that_it_shows() {
     };
     for file in files {
         let [json, page] = ["x.json", "x.html"].map(|name| scratch.path(name));
-        stdout(&run(&["export", &file, "-o", json.to_str().expect("UTF-8")], ""));
-        stdout(&run(
-            &[
-                "export",
-                json.to_str().expect("UTF-8"),
-                "-o",
-                page.to_str().expect("UTF-8"),
-            ],
-            "",
-        ));
+        for out in [&json, &page] {
+            stdout(&run(&["export", &file, "-o", out.to_str().expect("UTF-8")], ""));
+        }
         for words in [
             &[][..],
             &["--by", "function", "--interpreter-frames"],

@@ -29,12 +29,11 @@ use std::borrow::Cow;
 use std::collections::HashMap;
 use std::io::{self, Write};
 
-use flate2::Compression;
 use flate2::write::ZlibEncoder;
 use rustc_hash::FxHashMap;
 
 use super::comparison::Comparison;
-use super::{PageOptions, lags, waits};
+use super::{COMPRESSION, PageOptions, lags, waits};
 use crate::category::Categories;
 use crate::escape::write_json;
 use crate::folded;
@@ -117,7 +116,7 @@ pub fn pack(profile: &Profile, options: &PageOptions<'_>, comparison: Option<&Co
     }
     text.push(b'}');
 
-    let mut out = ZlibEncoder::new(Vec::new(), Compression::new(4));
+    let mut out = ZlibEncoder::new(Vec::new(), COMPRESSION);
     let length = u32::try_from(text.len()).map_err(io::Error::other)?;
     out.write_all(&length.to_le_bytes())?;
     out.write_all(&text)?;
