@@ -101,7 +101,9 @@ pub fn unescaped(text: &str) -> Cow<'_, str> {
             (None, Some(rest)) => rest.split_at_checked(2).unwrap_or(("", "")),
             (None, None) => ("", ""),
         };
-        let c = u32::from_str_radix(digits, 16).ok().and_then(char::from_u32);
+        let is_hexadecimal = digits.bytes().all(|digit| digit.is_ascii_hexdigit());
+        let code = u32::from_str_radix(digits, 16).ok().filter(|_| is_hexadecimal);
+        let c = code.and_then(char::from_u32);
         let is_ours = |c: &char| matches!(c, ';' | '\\' | '#') || c.is_whitespace() || is_unprintable(*c);
         let Some(c) = c.filter(is_ours) else {
             return Cow::Borrowed(text);

@@ -340,7 +340,7 @@ impl Tables {
             0 if frames::is_python(file) => frames::python(name, file),
             line if frames::is_python(file) => frames::python_defined(name, file, line),
             _ if is_kernel == Some(&true) => frames::kernel(name, module),
-            _ => match hexadecimal(name) {
+            _ => match name.strip_prefix("0x").and_then(frames::hexadecimal) {
                 // Without a symbol the name is the address in the library.
                 Some(address) => Frame {
                     module: module.into(),
@@ -361,10 +361,6 @@ impl Tables {
             },
         })
     }
-}
-
-fn hexadecimal(name: &str) -> Option<u64> {
-    u64::from_str_radix(name.strip_prefix("0x")?, 16).ok()
 }
 
 /// A thread, with its samples.

@@ -111,7 +111,7 @@ pub fn special(name: &str) -> Option<Frame> {
     let inner = |start: &str, end: &str| name.strip_prefix(start)?.strip_suffix(end);
     if let Some(place) = inner("[unknown] (", ")") {
         let (module, address) = place.rsplit_once('+').unwrap_or(("", place));
-        let address = u64::from_str_radix(address.strip_prefix("0x")?, 16).ok()?;
+        let address = hexadecimal(address.strip_prefix("0x")?)?;
         return Some(Frame {
             module: module.into(),
             address,
@@ -127,6 +127,12 @@ pub fn special(name: &str) -> Option<Frame> {
         _ => return None,
     };
     Some(Frame::new(kind, name))
+}
+
+/// A number in hexadecimal digits, and nothing else.
+pub fn hexadecimal(digits: &str) -> Option<u64> {
+    let number = u64::from_str_radix(digits, 16).ok();
+    number.filter(|_| digits.bytes().all(|digit| digit.is_ascii_hexdigit()))
 }
 
 /// A name without what stands for an empty one.

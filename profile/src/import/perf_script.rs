@@ -215,13 +215,13 @@ impl ScriptReader {
     /// `ADDRESS SYMBOL+OFFSET (FILE)`, `SYMBOL (inlined)`, or the source line of the frame before. What a tracepoint prints is neither.
     fn frame(&mut self, text: &str) {
         let (address, rest) = text.split_once(' ').unwrap_or((text, ""));
-        let address = u64::from_str_radix(address, 16);
+        let address = frames::hexadecimal(address);
         match (frames::split_place(text), address) {
             (Some((symbol, "inlined")), _) => {
                 let frame = Frame::new(FrameKind::Inlined, symbol);
                 self.stack.push((frame, 0));
             }
-            (Some(_), Ok(address)) => {
+            (Some(_), Some(address)) => {
                 if let Some((symbol, file)) = frames::split_place(rest.trim_start()) {
                     self.stack.push((frame(address, symbol, file), 0));
                 }
