@@ -8,15 +8,17 @@ use std::fs;
 use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-use nativeprof::profile::category::{START, THREAD_START};
+use nativeprof::profile::category::{GARBAGE_COLLECTION, START, THREAD_START};
 use nativeprof::profile::folded::without_interpreter_frames;
-use nativeprof::profile::interpreter_frames::{GLUE_SOURCES, KNOWN_BY_NAME, Role, Roles, matches_name};
+use nativeprof::profile::interpreter_frames::{
+    GLUE_SOURCES, KNOWN_BY_NAME, Role, Roles, is_interpreter_file, matches_name,
+};
 use nativeprof::profile::model::{Frame, FrameKind, Profile};
 use object::{Object, ObjectSegment, ObjectSymbol};
 
-use common::chance::assert_likely;
+use common::chance::{assert_likely, patience};
 use common::recording::is_truncated;
-use common::{Python, each_third_python, live, record};
+use common::{Python, each_python, each_third_python, live, record};
 
 mod common;
 
@@ -71,6 +73,77 @@ fn stacks_begin_at_the_programs_code() {
         }
         assert_likely!(all > 500, "{}: {all} samples of the program", python.name);
         assert_eq!(begun, all, "{}: samples that begin as they should, of all", python.name);
+    });
+}
+
+/// Collections are a row, with what began them above it, and the finalizers that they call below it. The program measures how
+/// much of its time they take.
+#[test]
+fn garbage_collections_are_a_row() {
+    let _live = live();
+    each_python(|python| {
+        let mut program = python.script("garbage.py");
+        program.arg((2 * patience()).to_string());
+        let recording = record(&[], &program);
+        let folded = without_interpreter_frames(&recording.profile);
+        let measured = recording
+            .stderr
+            .lines()
+            .find_map(|line| line.strip_prefix("collections: ")?.parse::<f64>().ok());
+        let measured = measured.expect("a share");
+        let (mut all, mut collecting, mut outside) = (0, 0, 0);
+        let mut below: HashMap<&str, u64> = HashMap::new();
+        for (stack, count) in stacks(&folded) {
+            let names: Vec<&str> = stack.iter().map(|frame| &*frame.name).collect();
+            let Some(main) = names.iter().position(|name| *name == "main") else {
+                continue;
+            };
+            all += count;
+            let Some(row) = names.iter().position(|name| *name == GARBAGE_COLLECTION) else {
+                // Finalizers run in collections alone.
+                outside += if names.contains(&"finalize_slowly") { count } else { 0 };
+                continue;
+            };
+            collecting += count;
+            // Functions of the interpreter that allocate may stand between.
+            let caller = stack[..row].iter().rev().find(|frame| frame.kind == FrameKind::Python);
+            *below.entry(caller.map_or("", |frame| &*frame.name)).or_default() += count;
+            assert!(row > main, "{}: {names:?}", python.name);
+            let inside = &stack[row + 1..];
+            let mut natives = inside.iter().take_while(|frame| frame.kind != FrameKind::Python);
+            assert!(
+                natives.all(|frame| !is_interpreter_file(&frame.module)),
+                "{}: {names:?}",
+                python.name
+            );
+            if names.contains(&"finalize_slowly") {
+                assert_eq!(names[row + 1], "__del__", "{}: {names:?}", python.name);
+            }
+        }
+        if collecting == 0 {
+            // Without symbols nothing says what is a collection.
+            let is_named = |frame: &Frame| frame.name == "subtract_refs" || frame.name.contains("gc_collect");
+            assert!(!recording.profile.frames.iter().any(is_named), "{}", python.name);
+            eprintln!("{}: no symbols", python.name);
+            return;
+        }
+        assert_eq!(outside, 0, "{}: samples of finalizers without a collection", python.name);
+        let share = collecting as f64 / all as f64;
+        eprintln!(
+            "{}: {share:.3} of the samples, {measured:.3} of the time: {below:?}",
+            python.name
+        );
+        assert_likely!(all > 1000, "{}: {all} samples", python.name);
+        assert_likely!(
+            (share - measured).abs() < 0.05,
+            "{}: {share} of the samples, {measured} of the time",
+            python.name
+        );
+        // From CPython 3.12 on, one that an allocation makes necessary begins where a function next begins or ends.
+        for triggers in [&["make", "__init__"][..], &["collect_now"]] {
+            let begun: u64 = triggers.iter().filter_map(|name| below.get(name)).sum();
+            assert_likely!(begun * 10 > collecting, "{}: {below:?}", python.name);
+        }
     });
 }
 

@@ -1,5 +1,5 @@
 //! Whose code a frame is, in the terms of a Python developer: own code, libraries, the standard library, the
-//! interpreter, extensions, C libraries, the kernel.
+//! interpreter, its garbage collections, extensions, C libraries, the kernel.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -13,6 +13,8 @@ use super::standard_modules::is_standard_module;
 pub const START: &str = "[interpreter start]";
 /// The same in a thread that Python started.
 pub const THREAD_START: &str = "[thread start]";
+/// The row for a garbage collection of the interpreter, below the function in which it began.
+pub const GARBAGE_COLLECTION: &str = "[garbage collection]";
 /// The row for hidden functions of the standard library that nothing else called.
 pub const STANDARD_ROW: &str = "[standard library]";
 /// The same for those of libraries.
@@ -31,6 +33,8 @@ pub enum Category {
     Standard,
     /// The interpreter with the types and modules that it has built in.
     Interpreter,
+    /// Garbage collections of the interpreter.
+    Collection,
     /// Native code that Python imports, and libraries that come with it.
     Extension,
     /// Other native code in a file.
@@ -45,11 +49,12 @@ pub enum Category {
 
 impl Category {
     /// All there are, in the order of their declaration.
-    pub const ALL: [Category; 9] = [
+    pub const ALL: [Category; 10] = [
         Category::Yours,
         Category::Library,
         Category::Standard,
         Category::Interpreter,
+        Category::Collection,
         Category::Extension,
         Category::CLibrary,
         Category::Kernel,
@@ -64,6 +69,7 @@ impl Category {
             Category::Library => "library",
             Category::Standard => "standard library",
             Category::Interpreter => "interpreter",
+            Category::Collection => "garbage collection",
             Category::Extension => "extension",
             Category::CLibrary => "C library",
             Category::Kernel => "kernel",
@@ -107,6 +113,7 @@ impl<'a> Categories<'a> {
             // Rows that represent what a view leaves out.
             FrameKind::Native if frame.module.is_empty() => plain(match &*frame.name {
                 START | THREAD_START => Category::Interpreter,
+                GARBAGE_COLLECTION => Category::Collection,
                 STANDARD_ROW => Category::Standard,
                 LIBRARIES_ROW => Category::Library,
                 _ => Category::Unknown,
@@ -256,6 +263,10 @@ mod tests {
             (Frame::new(FrameKind::State, "[waiting: gil]"), "waiting"),
             (Frame::new(FrameKind::Unknown, "[unknown]"), "unknown"),
             (Frame::new(FrameKind::Native, "[interpreter start]"), "interpreter"),
+            (
+                Frame::new(FrameKind::Native, "[garbage collection]"),
+                "garbage collection",
+            ),
         ] {
             assert_eq!(Categories::new(&profile).label(&frame).unwrap(), expected, "{frame:?}");
         }

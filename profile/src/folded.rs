@@ -1,12 +1,12 @@
 //! The profile as a Python developer wants to read it: stacks begin at the program's code, and between two functions
 //! of programs and libraries there are no frames of the interpreter.
 //!
-//! Start-up is one row, [`START`] or [`THREAD_START`]; a running import is one row, [`IMPORT`]; glue folds into the
-//! function that called it. What is what: [`super::interpreter_frames`].
+//! Start-up is one row, [`START`] or [`THREAD_START`]; a running import is one row, [`IMPORT`], and so is a garbage
+//! collection, [`GARBAGE_COLLECTION`]; glue folds into the function that called it. What is what: [`super::interpreter_frames`].
 
 use rustc_hash::FxHashMap;
 
-use super::category::{START, THREAD_START};
+use super::category::{GARBAGE_COLLECTION, START, THREAD_START};
 use super::fold::{Folding, is_container};
 use super::interpreter_frames::{Role, Roles};
 use super::model::{Frame, FrameKind, NodeId, Profile};
@@ -24,6 +24,8 @@ enum Above {
     /// Start-up rows.
     Start,
     Import,
+    /// A garbage collection.
+    Collection,
     /// Code of the program or of a library.
     Code,
     /// Not sound, and left out as everywhere.
@@ -43,6 +45,7 @@ pub fn with_targets(profile: &Profile) -> (Profile, Vec<NodeId>) {
     let start = out.add_frame(Frame::new(FrameKind::Native, START));
     let thread_start = out.add_frame(Frame::new(FrameKind::Native, THREAD_START));
     let import = out.add_frame(Frame::python(IMPORT, "", "<frozen importlib>", 0));
+    let collection = out.add_frame(Frame::new(FrameKind::Native, GARBAGE_COLLECTION));
     let frame_of = |row: &str| if row == START { start } else { thread_start };
     let mut outer: FxHashMap<usize, NodeId> = FxHashMap::default();
     // By node, the node of the new tree that its callees hang below.
@@ -73,6 +76,7 @@ pub fn with_targets(profile: &Profile) -> (Profile, Vec<NodeId>) {
             }
             Placing::Fold(_) => under,
             Placing::Import => out.child(under, import),
+            Placing::Collection => out.child(under, collection),
             Placing::Start(_) if above == Above::Start => under,
             Placing::Start(row) | Placing::Outer(row) => out.child(under, frame_of(row)),
         };
@@ -104,6 +108,7 @@ pub fn shown(profile: &Profile) -> Vec<NodeDisplay> {
         Placing::Keep(_) => NodeDisplay::Itself,
         Placing::Fold(_) => NodeDisplay::Hidden,
         Placing::Import => NodeDisplay::Row(IMPORT),
+        Placing::Collection => NodeDisplay::Row(GARBAGE_COLLECTION),
         Placing::Start(row) | Placing::Outer(row) => NodeDisplay::Row(row),
     };
     placings(profile).iter().map(of).collect()
@@ -211,6 +216,7 @@ enum Placing {
     Outer(&'static str),
     Start(&'static str),
     Import,
+    Collection,
 }
 
 impl Placing {
@@ -221,6 +227,7 @@ impl Placing {
             Placing::Outer(_) => Above::Outer,
             Placing::Start(_) => Above::Start,
             Placing::Import => Above::Import,
+            Placing::Collection => Above::Collection,
         }
     }
 }
@@ -247,6 +254,13 @@ impl FoldedNode<'_> {
             return Placing::Keep(Above::Nothing);
         }
         match self.above {
+            // What the interpreter does in it, up to the finalizers and callbacks that it calls.
+            Above::Collection => match self.role {
+                Role::Import => Placing::Import,
+                Role::Outer | Role::Other => Placing::Keep(Above::Code),
+                _ => Placing::Fold(Above::Collection),
+            },
+            _ if self.role == Role::Collection => Placing::Collection,
             Above::Nothing | Above::Outer | Above::Start => match self.role {
                 Role::Outer if self.above != Above::Start => {
                     if self.below.start[self.at] {

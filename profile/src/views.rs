@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 
-use super::category::{Categories, Category, LIBRARIES_ROW, NATIVE_ROW, STANDARD_ROW};
+use super::category::{Categories, Category, GARBAGE_COLLECTION, LIBRARIES_ROW, NATIVE_ROW, STANDARD_ROW};
 use super::fold::{DROPPED, Folding, is_container};
 use super::folded::without_interpreter_frames;
 use super::model::{Frame, FrameKind, NodeId, Profile};
@@ -96,7 +96,7 @@ impl ViewOptions {
 }
 
 /// The profile with native code and kernel as part of the Python function that called it. What no Python function called
-/// is one row, `[native code]`.
+/// is one row, `[native code]`. Garbage collections, which no function calls, stay.
 pub fn without_native(profile: &Profile) -> Profile {
     let is_native = |frame: &Frame| {
         let kinds = [
@@ -105,7 +105,8 @@ pub fn without_native(profile: &Profile) -> Profile {
             FrameKind::Kernel,
             FrameKind::Unknown,
         ];
-        kinds.contains(&frame.kind).then_some(NATIVE_ROW)
+        let is_collection = frame.module.is_empty() && frame.name == GARBAGE_COLLECTION;
+        (kinds.contains(&frame.kind) && !is_collection).then_some(NATIVE_ROW)
     };
     without(profile, is_native)
 }

@@ -115,6 +115,25 @@ fn stacks_begin_at_the_users_code() {
             ],
             &["1 f [import] <module>", "1 f [import] os_stat"],
         ),
+        // A garbage collection is one row below what began it, above the finalizers and callbacks that it calls.
+        (
+            &[
+                "a.py:f _Py_HandlePending _Py_RunGC gc_collect_main subtract_refs dict_traverse visit_decref",
+                "a.py:f _Py_HandlePending _Py_RunGC gc_collect_main subtype_dealloc slot_tp_finalize a.py:__del__ \
+                 list_sort",
+                "a.py:f list_append _PyObject_GC_New gc_collect_main lib.so:traverse",
+                "a.py:f cfunction_vectorcall_O gc_collect gc_collect_impl gc_collect_main invoke_gc_callback a.py:g gc_collect \
+                 gc_collect_main libc.so.6:free",
+                "gc_collect_main",
+            ],
+            &[
+                "1 [garbage collection]",
+                "1 f [garbage collection]",
+                "1 f [garbage collection] __del__ list_sort",
+                "1 f [garbage collection] g [garbage collection] free",
+                "1 f list_append _PyObject_GC_New [garbage collection] traverse",
+            ],
+        ),
         // Incomplete stacks keep saying so.
         (
             &["[cut] _PyEval_Vector a.py:f PyObject_Call a.py:g"],

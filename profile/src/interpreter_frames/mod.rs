@@ -97,6 +97,10 @@ impl Roles {
             if !self.versions.is_empty() && !self.versions.iter().any(is_version) {
                 continue;
             }
+            // A program that embeds the interpreter may have a function of its own that is called `collect`.
+            if row.role == Role::Collection && !is_alone && name.starts_with("collect") {
+                continue;
+            }
             if (is_ours || row.role == Role::Outer) && row.names.iter().any(|pattern| matches_name(name, pattern)) {
                 return row.role;
             }
@@ -175,6 +179,15 @@ mod tests {
             (native("builtin_sorted", python, ""), Role::Interpreter),
             (native("_sre_SRE_Pattern_sub", python, ""), Role::Interpreter),
             (native("Py_FinalizeEx", python, ""), Role::End),
+            (native("gc_collect_main", python, ""), Role::Collection),
+            (native("gc_collect_main", "app", ""), Role::Collection),
+            (native("gc_collect_main", "other.so", ""), Role::Other),
+            (native("_Py_RunGC", python, ""), Role::Collection),
+            (native("_PyGC_CollectNoFail", python, ""), Role::Collection),
+            (native("gc_is_tracked", python, ""), Role::Interpreter),
+            (native("_PyObject_GC_New", python, ""), Role::Interpreter),
+            // Not in 3.13.
+            (native("collect", python, ""), Role::Interpreter),
             // In 3.13 no function of the interpreter has this name.
             (native("t_bootstrap", python, ""), Role::Interpreter),
             (
@@ -190,6 +203,12 @@ mod tests {
         ] {
             assert_eq!(roles.of(&frame), role, "{frame:?}");
         }
+        let roles = Roles::new(&[native("_PyEval_EvalFrameDefault", "app", "")], "CPython 3.8.0 (x)");
+        assert_eq!(
+            roles.of(&native("collect", "libpython3.8.so.1.0", "")),
+            Role::Collection
+        );
+        assert_eq!(roles.of(&native("collect", "app", "")), Role::Other);
     }
 
     #[test]

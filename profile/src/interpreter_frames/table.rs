@@ -16,6 +16,8 @@ pub enum Role {
     Glue,
     /// Imports a module, in Python.
     Import,
+    /// Collects garbage: cycles of objects that nothing else refers to.
+    Collection,
     /// What the interpreter does at its end; it is not start-up, whatever it calls.
     End,
     /// A function of the interpreter that has no name.
@@ -77,6 +79,22 @@ pub const NATIVE: &[FunctionNames] = &[
         LATEST,
         &["Py_Finalize*", "_Py_Finalize*", "Py_EndInterpreter", "Py_Exit"],
     ),
+    // Modules/gcmodule.c; from 3.13 on Python/gc.c and, of free-threaded interpreters, Python/gc_free_threading.c. What starts a
+    // collection and does nothing else, since compilers leave one function or another: `_PyObject_GC_Alloc` or, from 3.12 on,
+    // `_Py_HandlePending` calls these.
+    names(
+        Role::Collection,
+        6,
+        LATEST,
+        &["gc_collect*", "PyGC_Collect", "_PyGC_Collect*"],
+    ),
+    names(
+        Role::Collection,
+        6,
+        9,
+        &["collect", "collect_generations", "collect_with_callback"],
+    ),
+    names(Role::Collection, 12, LATEST, &["_Py_RunGC"]),
     // Modules/main.c, Python/pythonrun.c
     names(Role::Start, 6, LATEST, &["Py_Main", "run_mod", "PyRun_*", "_PyRun_*"]),
     names(

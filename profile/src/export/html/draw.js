@@ -16,7 +16,8 @@ const KIND_NAMES = {
 };
 
 // The class of a category's color: "extension numpy" and "extension PIL" have one.
-const CATEGORIES = ["your code", "library", "standard library", "interpreter", "extension", "C library", "kernel", "waiting", "unknown"];
+const CATEGORIES = ["your code", "library", "standard library", "interpreter", "garbage collection", "extension", "C library", "kernel",
+  "waiting", "unknown"];
 function categoryClass(label) {
   const fitting = CATEGORIES.filter((name) => label === name || label.startsWith(name + " "));
   return "of-" + (fitting.pop() ?? "unknown").replaceAll(" ", "-").toLowerCase();
