@@ -256,6 +256,10 @@ const tests = {
     const above = await under(page, callers, 5, height - 29);
     assert.equal(above[0], "main");
     assert.match(above[2], new RegExp(` ${of} samples`));
+    const sides = () => page.$$eval(".side", (sides) => sides.map((side) => side.textContent));
+    assert.deepEqual(await sides(), ["Callers", "Callees"]);
+    await page.click('.sandwich-list .name:text-is("page_fault")');
+    assert.deepEqual(await sides(), ["Callers", "No callees: its stacks end with it"]);
     await page.click('.sandwich-list .name:text-is("dgemm")');
     await settled(page);
     assert.equal((await under(page, callees, 5, 9))[0], "dgemm");

@@ -209,9 +209,14 @@ class Page {
     this.callers.show(new TreeSource(callers, 1));
     this.callees.show(new TreeSource(callees, 1));
     // Below its root such a tree has the function itself.
-    [callers.n > 2 ? "Callers" : "No callers: its stacks begin with it", callees.n > 2 ? "Callees" : "No callees: its stacks end with it"].forEach((text, side) => {
-      this.sides[side].textContent = shown ? text : "";
-      this.sides[side].classList.toggle("none", text.startsWith("No"));
+    const texts = [
+      [callers, "Callers", "No callers: its stacks begin with it"],
+      [callees, "Callees", "No callees: its stacks end with it"],
+    ];
+    texts.forEach(([tree, title, none], side) => {
+      const isEmpty = tree.n <= 2;
+      this.sides[side].textContent = !shown ? "" : isEmpty ? none : title;
+      this.sides[side].classList.toggle("none", isEmpty);
     });
     this.sandwiched = fn;
   }

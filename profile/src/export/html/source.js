@@ -137,7 +137,8 @@ class SourcePanel {
     const hasFile = (fn) => isListed[profile.functions.file[fn]] === 1;
     if (selected > 0 && !model.isGroup(selected)) {
       const isOwn = (fn) => hasFile(fn) && profile.categories[category[fn]] === "your code";
-      const fn = hasFile(selected) ? selected : nearestCaller(model, selected, isOwn) || nearestCaller(model, selected, hasFile);
+      const caller = (isWanted) => nearestCaller(model.view, profile.functions.count, selected, isWanted);
+      const fn = hasFile(selected) ? selected : caller(isOwn) || caller(hasFile);
       if (fn) {
         const name = shorten(profile.functions.name[selected], 60);
         this.open(profile.functions.file[fn], fn, fn === selected ? "" : `${name} has no source file: here is what calls it most.`);

@@ -149,10 +149,9 @@ function walkOutermost(view, functions, visit) {
 }
 
 // Of the nearest callers of a function for which `isWanted`, the one with most of its samples; 0 if there is none.
-function nearestCaller(model, target, isWanted) {
-  const { view } = model;
+function nearestCaller(view, functions, target, isWanted) {
   const sums = new Map();
-  walkOutermost(view, model.profile.functions.count, (i, outermost) => {
+  walkOutermost(view, functions, (i, outermost) => {
     if (!outermost || view.fn[i] !== target) return;
     let up = view.parent[i];
     while (up > 0 && !isWanted(view.fn[up])) up = view.parent[up];
