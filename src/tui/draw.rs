@@ -221,9 +221,10 @@ fn table(app: &App, width: u16) -> Table<'static> {
     ];
     let mut widths = vec![Constraint::Length(7), Constraint::Length(7)];
     if rates {
-        titles.extend(match is_time {
-            true => [" SELF TIME".to_string(), "TOTAL TIME".into()],
-            false => ["   SELF/s".into(), "  TOTAL/s".into()],
+        titles.extend(if is_time {
+            [" SELF TIME".to_string(), "TOTAL TIME".into()]
+        } else {
+            ["   SELF/s".into(), "  TOTAL/s".into()]
         });
         widths.extend([Constraint::Length(if is_time { 10 } else { 9 }); 2]);
     }
@@ -234,9 +235,12 @@ fn table(app: &App, width: u16) -> Table<'static> {
         widths.push(Constraint::Fill(2));
     }
     let share = |n: u64| format!("{:>6.1} ", 100.0 * n as f64 / all.max(1) as f64);
-    let rate = |n: u64| match is_time {
-        true => format!("{:>10}", Unit::Nanoseconds.show(n)),
-        false => format!("{:>8.1} ", n as f64 / seconds),
+    let rate = |n: u64| {
+        if is_time {
+            format!("{:>10}", Unit::Nanoseconds.show(n))
+        } else {
+            format!("{:>8.1} ", n as f64 / seconds)
+        }
     };
     let row = |r: &TopRow| {
         let numbers = r.kind != FrameKind::Root || r.counts.total > 0;

@@ -463,7 +463,7 @@ fn pages(name: &str) -> PathBuf {
 fn write(path: PathBuf, profile: &Profile) {
     let format = path.extension().unwrap().to_str().unwrap();
     let mut out = Vec::new();
-    (by_name(format).unwrap().write)(profile, &mut out).unwrap();
+    by_name(format).unwrap().write_default(profile, &mut out).unwrap();
     fs::write(path, out).unwrap();
 }
 

@@ -145,8 +145,8 @@ fn write_merged(
         unit => unit.name(),
     };
     out.write_all(b"{\"type\":\"sampled\",")?;
-    let name = match at {
-        0 => "all threads, merged".to_string(),
+    let name = match (at, kind) {
+        (0, kind) if *kind == ValueType::SAMPLES => "all threads, merged".to_string(),
         _ => format!("all threads, merged: {}", kind.name),
     };
     key_string("name", &name, out)?;

@@ -11,7 +11,7 @@ use crate::profile::model::Profile;
 use crate::profile::summary;
 use crate::profile::values::Unit;
 
-/// What a time may be rounded to before it is given, ns: `report` shows the length of a recording in tenths of a second.
+/// How far after the end of a recording a time may be, ns: `report` shows its length in tenths of a second.
 const ROUNDING: u64 = 100_000_000;
 
 /// The samples of a profile in the time requested; `file` for errors.
@@ -59,7 +59,7 @@ pub fn select(profile: Profile, range: TimeRangeArgs, file: &Path) -> Result<Pro
         return outside("--from", from);
     }
     match to {
-        Some(to) if to > end.next_multiple_of(ROUNDING) => outside("--to", to),
+        Some(to) if to > end.saturating_add(ROUNDING) => outside("--to", to),
         // All samples up to the end, also the one at that time.
         Some(to) => Ok(cut::by_time(&profile, from, Some(to).filter(|to| *to < end))),
         None => Ok(cut::by_time(&profile, from, None)),
