@@ -195,6 +195,32 @@ fn traced_calls_are_shown_by_their_time() {
     }
 }
 
+/// Of exact calls with sampled times the functions' times have intervals.
+#[test]
+fn sampled_times_of_counted_calls_have_intervals() {
+    let scratch = Scratch::new();
+    for (name, time) in [("cpu.json", ValueType::CPU), ("wall.json", ValueType::WALL)] {
+        let mut builder = Builder::new(&[ValueType::SAMPLES, time, ValueType::CALLS]);
+        let work = builder.frame(Frame::python("work", "", "/srv/app.py", 1));
+        for at in 1..=40 {
+            builder.sample(at * 10 * MS, (7, 7), &[(work, 2)], &[1, 10 * MS, 0]);
+        }
+        builder.add(&[(work, 0)], &[0, 0, 5]);
+        let file = &*written(&scratch, name, "json", &builder.finish(Meta::default()));
+        let said = stdout(&["report", file]);
+        let row = said.lines().find(|row| row.contains("work")).expect("a row");
+        assert!(
+            said.contains("CALLS  SELF %  SELF TIME") && said.contains("95 % INTERVAL"),
+            "{said}"
+        );
+        assert_eq!(
+            row.split_whitespace().take(4).collect::<Vec<_>>(),
+            ["5", "100.0", "400.0", "ms"],
+            "{said}"
+        );
+    }
+}
+
 #[test]
 fn traced_calls_are_compared_by_their_time() {
     let scratch = Scratch::new();

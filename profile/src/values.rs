@@ -186,15 +186,19 @@ impl Profile {
         }
     }
 
-    /// Index in [`Profile::value_types`] of what views of the profile show unless another value is chosen: a time, where one was
-    /// measured. Samples of CPU time all stand for the same time and remain samples, which say how much they prove.
+    /// Index in [`Profile::value_types`] of what views of the profile show unless another value is chosen: wall-clock time,
+    /// or another time of what is no sample, such as calls; else the count. Samples of CPU time remain samples: these stand
+    /// for the same time each, and say how much they prove.
     pub fn default_value(&self) -> usize {
         let types = self.value_types();
         let is_shown = |at: &usize| types[*at].is_per_count() || self.total_amount(*at) > 0;
         let wall = self.find_value(&ValueType::WALL.name).filter(is_shown);
-        let is_measured = |value: &Value| value.kind.unit == Unit::Nanoseconds && !value.is_per_count();
-        let mut measured = (0..types.len()).filter(|at| is_measured(&types[*at]));
-        wall.or_else(|| measured.find(is_shown)).unwrap_or(0)
+        let is_time = |at: &usize| types[*at].kind.unit == Unit::Nanoseconds;
+        let mut times = (0..types.len()).filter(|at| is_time(at) && is_shown(at));
+        match wall {
+            None if *self.count_type() != ValueType::SAMPLES => times.next().unwrap_or(0),
+            wall => wall.unwrap_or(0),
+        }
     }
 
     /// Index in [`Profile::value_types`] of the time that formats open with whose viewers are made for times: the default value,
@@ -333,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn times_that_were_measured_are_shown_by_default() {
+    fn times_are_shown_by_default() {
         let per_count = |kind| Value::per_count(kind, 10);
         let each = |kind, amount| Value {
             kind,
@@ -381,7 +385,7 @@ mod tests {
             ("counted calls", vec![calls.clone(), each(ValueType::WALL, 0)], "calls"),
             (
                 "calls, and CPU samples",
-                vec![samples, each(ValueType::CALLS, 9), per_count(ValueType::CPU)],
+                vec![samples, each(ValueType::CPU, 9), each(ValueType::CALLS, 9)],
                 "samples",
             ),
             (

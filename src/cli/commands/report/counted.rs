@@ -26,6 +26,11 @@ impl FunctionKey {
     }
 }
 
+/// Whether a profile has exact calls, and samples of the time.
+pub fn is_counted_and_sampled(profile: &Profile) -> bool {
+    *profile.count_type() == ValueType::SAMPLES && profile.find_value(&ValueType::CALLS.name).is_some()
+}
+
 /// How often each function was called.
 pub struct Calls(HashMap<FunctionKey, u64>);
 
@@ -36,7 +41,7 @@ impl Calls {
     /// # Errors
     /// `Data` if there is no function to focus on.
     pub fn of(profile: &Profile, view: &ViewOptions) -> Result<Option<Calls>> {
-        let Some(calls) = profile.find_value("calls").filter(|value| *value > 0) else {
+        let Some(calls) = profile.find_value(&ValueType::CALLS.name).filter(|value| *value > 0) else {
             return Ok(None);
         };
         let unfolded = ViewOptions {

@@ -71,8 +71,15 @@ pub fn report(options: &ReportCommand) -> Result<()> {
     let mut profile = input::profile(&options.file, Caps::NONE)?;
     profile = time_range::select(profile, options.range, &options.file)?;
     profile = labels::select(profile, &options.labels, &options.file)?;
+    let lists_python = options.by.is_none()
+        && !options.tree
+        && [&options.callers, &options.callees]
+            .iter()
+            .all(|option| option.is_none());
     let value = match &options.value {
         Some(name) => value_of(&profile, name, &line(&options.file.to_string_lossy()))?,
+        // It has times with their intervals.
+        None if lists_python && counted::is_counted_and_sampled(&profile) => 0,
         // Of instructions only samples are known.
         None if options.assembly.is_some() => 0,
         None => profile.default_value(),
@@ -83,11 +90,6 @@ pub fn report(options: &ReportCommand) -> Result<()> {
     let view = options.frames.view(options.no_native);
     let calls = Calls::of(&profile, &view)?;
     profile = view.apply(profile).map_err(no_such_function)?;
-    let lists_python = options.by.is_none()
-        && !options.tree
-        && [&options.callers, &options.callees]
-            .iter()
-            .all(|option| option.is_none());
     let python = lists_python.then(|| PythonFunctions::of(&profile)).flatten();
     let is_python_source = options
         .source
