@@ -104,21 +104,12 @@ pub fn read(bytes: &[u8]) -> Result<Profile, Damage> {
         }
         out.add(place, &dialect.amounts(&amounts));
     }
-    let duration = match dialect {
-        Dialect::Austin(_) => {
-            metadata(bytes, "duration")
-                .and_then(|text| text.parse().ok())
-                .unwrap_or(0.0)
-                / 1e6
-        }
-        Dialect::Plain(_) => 0.0,
+    let microseconds = match dialect {
+        Dialect::Austin(_) => metadata(bytes, "duration").and_then(|text| text.parse::<u64>().ok()),
+        Dialect::Plain(_) => None,
     };
     Ok(out.finish(Meta {
-        duration: if f64::is_finite(duration) {
-            duration.max(0.0)
-        } else {
-            0.0
-        },
+        duration: microseconds.unwrap_or(0) as f64 / 1e6,
         ..Meta::default()
     }))
 }

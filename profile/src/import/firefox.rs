@@ -46,7 +46,6 @@ pub fn is_raw(lexer: &mut Lexer<'_>) -> Result<bool, JsonError> {
 /// # Errors
 /// It is damaged, or exceeds a limit.
 pub fn read(bytes: &[u8]) -> Result<Profile, Damage> {
-    let bytes = bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(bytes);
     let mut lexer = Lexer::new(bytes)?;
     let parts = offsets(&mut lexer)?;
     let (start, kernel) = read_meta(&mut lexer, parts.get("meta").copied())?;

@@ -4,8 +4,9 @@
 //! have stays unknown: a function has the module, file and line that are stated, and amounts keep their unit as
 //! [value types](crate::values).
 //!
-//! Files may come from anywhere. Nothing recurses, memory is bounded by the size of the file, and by [`MAX_PLACES`],
-//! [`MAX_DEPTH`], [`MAX_SAMPLES`] and [`MAX_VALUE_TYPES`], beyond which a file is not read.
+//! Files may come from anywhere. Nothing recurses; memory is bounded by the size of the file, and what other tools'
+//! files make of it by [`MAX_PLACES`], [`MAX_DEPTH`], [`MAX_SAMPLES`] and [`MAX_VALUE_TYPES`], beyond which a file is
+//! not read.
 
 mod collapsed;
 mod firefox;
@@ -49,7 +50,7 @@ pub const READERS: &[Reader] = &[
         file: "a page of nativeprof",
         is: page::is,
         read: page::read,
-        hint: "",
+        hint: "read the json of that recording, or record again: nativeprof record -o out.html ...",
     },
     Reader {
         name: "pstats",
@@ -159,6 +160,8 @@ impl std::error::Error for ImportError {}
 /// # Errors
 /// It is damaged, or of no format that is read.
 pub fn read(bytes: &[u8]) -> Result<Profile, ImportError> {
+    // Some programs put a byte order mark before JSON.
+    let bytes = bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(bytes);
     let Some(reader) = READERS.iter().find(|reader| (reader.is)(bytes)) else {
         let known: Vec<&str> = READERS.iter().map(|reader| reader.name).collect();
         let (what, hint) = other(bytes);
@@ -220,7 +223,6 @@ enum JsonKind {
 
 /// By the keys of the outermost object, in the order of the file. `None`: it is no object, or has no key that is known.
 fn json_kind(bytes: &[u8]) -> Option<JsonKind> {
-    let bytes = bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(bytes);
     match bytes.trim_ascii_start() {
         [b'{', ..] => {}
         [b'[', rest @ ..] if rest.trim_ascii_start().starts_with(b"{") => return Some(JsonKind::Trace),

@@ -7,8 +7,8 @@
 //!             7f0012f0 main+0x10 (/usr/bin/python3)
 //! ```
 //!
-//! Each event is a value type, in what a sample of it stands for (its period): CPU time for `cpu-clock`, else a count. Addresses are
-//! those of the process, not of the file, and are only kept of code without a file.
+//! Each event is a value type, in what a sample of it stands for (its period): CPU time for `cpu-clock`, else a count.
+//! Addresses are those of the process, not of the file, and are only kept of code without a file.
 
 use std::collections::HashMap;
 
@@ -152,7 +152,6 @@ fn without_modifiers(event: &str) -> &str {
 fn value_type(event: &str) -> ValueType {
     match event {
         "cpu-clock" | "task-clock" => ValueType::CPU,
-        "page-faults" | "faults" => ValueType::new("page-faults", Unit::Count),
         _ => ValueType::new(event, Unit::Count),
     }
 }
@@ -212,7 +211,8 @@ impl ScriptReader {
         Ok(())
     }
 
-    /// `ADDRESS SYMBOL+OFFSET (FILE)`, `SYMBOL (inlined)`, or the source line of the frame before. What a tracepoint prints is neither.
+    /// `ADDRESS SYMBOL+OFFSET (FILE)`, `SYMBOL (inlined)`, or the source line of the frame before. What a tracepoint
+    /// prints is neither.
     fn frame(&mut self, text: &str) {
         let (address, rest) = text.split_once(' ').unwrap_or((text, ""));
         let address = frames::hexadecimal(address);

@@ -1,7 +1,7 @@
 //! pprof's protocol buffer, decompressed.
 //!
-//! Sample types are value types, in ns and bytes; the first one that counts something is the count. Labels are not read: a profile
-//! has those of samples with a time, and these have none.
+//! Sample types are value types, in ns and bytes; the first one that counts something is the count. Labels are not
+//! read: a profile has those of samples with a time, and these have none.
 //!
 //! Source: `proto/profile.proto` of google/pprof.
 

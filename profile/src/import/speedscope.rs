@@ -1,8 +1,8 @@
 //! speedscope's own JSON, with sampled and evented profiles.
 //!
-//! A file has several profiles, as a rule one for each thread, and all are read as one. Each unit is a value type. A profile in a unit of
-//! time is in chronological order, so its stacks are samples with a time, in a thread of its name. In files of ours the threads' profiles
-//! repeat the samples of the merged ones, which are read.
+//! A file has several profiles, as a rule one for each thread, and all are read as one. Each unit is a value type. A
+//! profile in a unit of time is in chronological order, so its stacks are samples with a time, in a thread of its name.
+//! In files of ours the threads' profiles repeat the samples of the merged ones, which are read.
 //!
 //! Source: `file-format-schema.json` of speedscope 1.25.
 
@@ -71,7 +71,6 @@ impl Part<'_> {
 /// # Errors
 /// It is damaged, or exceeds a limit.
 pub fn read(bytes: &[u8]) -> Result<Profile, Damage> {
-    let bytes = bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(bytes);
     let mut lexer = Lexer::new(bytes)?;
     let (mut parts, mut frames_at, mut exporter) = (Vec::new(), None, Cow::Borrowed(""));
     let mut members = Members::default();

@@ -5,7 +5,7 @@ use crate::build::Builder;
 use crate::model::{Frame, FrameId, Meta, PlaceId, Profile};
 use crate::values::ValueType;
 
-/// Maximum number of distinct stacks by line, those of callers included, in a file of another tool. They take some 200 bytes each.
+/// Maximum number of distinct stacks by line, those of callers included. They take some 200 bytes each.
 pub const MAX_PLACES: usize = 4 << 20;
 /// Maximum number of value types.
 pub const MAX_VALUE_TYPES: usize = 32;

@@ -323,7 +323,7 @@ fn damaged_files_say_where() {
             br#"{"$schema":"https://www.speedscope.app/x","profiles":[{"type":"sampled","unit":"none","samples":[[0]],"weights":[1]}]}"#,
             "damaged at profile 1: a frame that does not exist",
         ),
-        (br#"{"profiles":[], "shared":"#, "the file ends early"),
+        (b"\xef\xbb\xbf{\"profiles\":[], \"shared\":", "the file ends early"),
         (br#"{"meta":{"preprocessedProfileVersion":50},"threads":[{"samples":{"stack":[0]}}]}"#, "damaged at thread 1: a sample of a stack"),
         (br#"{"meta":{"version":29},"libs":[]}"#, "it is a raw profile of Firefox"),
         (b"\x00\x01\x02", "it is binary data of another kind"),
