@@ -170,7 +170,8 @@ fn dialect(bytes: &[u8]) -> Dialect {
 /// function is at several lines.
 fn has_executed_lines(bytes: &[u8]) -> bool {
     // Names are not trusted: hashers that resist collision attacks.
-    let (mut seen, mut lines): (HashSet<&[u8]>, HashMap<(&str, &str), u32>) = Default::default();
+    let mut seen: HashSet<&[u8]> = HashSet::new();
+    let mut lines: HashMap<(&str, &str), u32> = HashMap::new();
     let (mut has_modules, mut has_several) = (false, false);
     for field in bytes.split(|byte| matches!(byte, b'\n' | b';')) {
         let field = split_amounts(field.trim_ascii_end()).map_or(field, |(stack, _)| stack);
