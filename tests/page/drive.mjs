@@ -812,8 +812,12 @@ async function everything(page) {
   const threads = await page.$$eval("#thread option", (options) => options.map((option) => option.textContent));
   assert.equal(threads.at(-1), "recalculating worker (process 80 · thread 81)");
   assert.match(await page.textContent("#title"), /^python3\.13 levels\.py --configuration/);
-  await page.setViewportSize({ width: 800, height: 600 });
+  // What stays where there is no room: the names of files, with their lines.
+  const kept = (list) => page.$$eval(`${list} .path .end`, (ends) => ends.map((end) => end.textContent));
   await page.click("#tab-sources");
+  await settled(page);
+  assert.deepEqual(await kept("#panel-sources .sandwich-list"), ["/app.py", "/levels.py"]);
+  await page.setViewportSize({ width: 800, height: 600 });
   await settled(page);
   const height = await page.$eval("#panel-sources .source-code .rows-scroll", (list) => list.clientHeight);
   assert.ok(height >= 300, `${height} pixels of code`);
@@ -822,6 +826,7 @@ async function everything(page) {
   await settled(page);
   assert.match(await page.$eval("#panel-sources .source-code .row.at .line", (cell) => cell.textContent), /^2001$/);
   await page.click("#tab-waits");
+  assert.deepEqual(await kept("#panel-waits"), [" (levels.py:1)"]);
   const waiter = await page.textContent(".gil tbody th");
   assert.equal(waiter, "recalculating worker (process 80 · thread 81)");
   await page.uncheck(".lane:nth-child(3) input");

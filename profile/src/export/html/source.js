@@ -75,8 +75,8 @@ class SourcePanel {
   name(file) {
     const { files, categories } = this.model.profile;
     const category = categories[this.category.get(file) ?? 0];
-    const text = el("bdi", { class: "name", text: shortPath(files[file]), title: shorten(files[file], 600) });
-    return el("span", { class: "function" }, el("i", { class: "dot " + categoryClass(category), title: category || null }), text);
+    const short = shortPath(files[file]);
+    return el("span", { class: "function" }, el("i", { class: "dot " + categoryClass(category), title: category || null }), pathText(short, short.lastIndexOf("/"), files[file]));
   }
 
   // Brings a row into the middle.
