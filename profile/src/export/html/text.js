@@ -44,10 +44,13 @@ const shorten = (text, most) => (text.length > most ? text.slice(0, most - 1) + 
 // The name of a module without the part that only says for which interpreter it was built: `_json.so`.
 const shortModule = (name) => name.replace(/\.(cpython-\d+\w*(-[\w-]+)?|abi3)(?=\.so$)/, "");
 
-// A function with its place, and what it called: `parse (/srv/app.py:12) in read (libc.so.6)` is `parse (app.py:12) in read
-// (libc.so.6)`. Where there is not enough room, the place stays.
+// Functions with the names of their files: `parse (/srv/app.py:12) in read (libc.so.6)` is `parse (app.py:12) in read
+// (libc.so.6)`.
+const shortPlaces = (text) => text.replace(/\(\/[^()]*\/(?=[^()/]+\))/g, "(");
+
+// The same, where the place of the first function stays if there is not enough room.
 function placeText(text) {
-  const short = text.replace(/\(\/[^()]*\/(?=[^()/]+\))/g, "(");
+  const short = shortPlaces(text);
   const [, name, place, rest] = /^(.*?)( \([^()]*\))(.*)$/s.exec(short) ?? [short, short, "", ""];
   return el("bdi", { class: "path", title: shorten(text, 1000) }, el("span", { class: "start", text: name }), el("span", { class: "end", text: place }), el("span", { class: "rest", text: rest }));
 }

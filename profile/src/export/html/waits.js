@@ -172,7 +172,7 @@ class WaitsPanel {
     const often = (n) => (n ? count(Math.round(n)) : "-");
     const table = (title, heads, rows) => {
       const head = el("thead", null, el("tr", null, ...heads.map((text) => el("th", { text, scope: "col" }))));
-      const body = rows.slice(0, 50).map((cells) => el("tr", null, ...cells.map((text, at) => el(at ? "td" : "th", at ? { text } : { scope: "row" }, at ? null : el("bdi", { text })))));
+      const body = rows.slice(0, 50).map((cells) => el("tr", null, ...cells.map((text, at) => el(at ? "td" : "th", at ? { text } : { scope: "row" }, at ? null : el("bdi", { text: shortPlaces(text), title: shorten(text, 1000) })))));
       return el("section", null, el("h2", { text: title }), el("table", null, head, el("tbody", null, ...body)));
     };
     this.gil.replaceChildren(
