@@ -779,6 +779,8 @@ fn doctor_reports_the_machine_and_a_process() {
         "{process:?}"
     );
     assert!(process["symbols"].1.starts_with("native: DWARF"), "{process:?}");
+    let by_option = doctor(nativeprof(&["doctor", "--json", "--pid", &pid])).2;
+    assert_eq!(by_option["symbols"], process["symbols"]);
 
     let python = common::newest_python();
     let program = Program::start(python.script("shares.py"));
@@ -791,6 +793,18 @@ fn doctor_reports_the_machine_and_a_process() {
         assert!(works && process["can be sampled"].0 == "ok", "{process:?}");
         assert!(process["interpreter"].1.starts_with("CPython 3."), "{process:?}");
     }
+    // By its name, as `attach` finds it.
+    let named = open_directory();
+    let file = named.path("checked_by_name");
+    programs::compile(&common::sources().join("native.c"), &file, &["-pthread"]);
+    let by_name = Program::start(Command::new(&file));
+    let done = nativeprof(&["doctor", "checked_by_name"]).output().expect("starts");
+    let said = [done.stdout, done.stderr].map(|text| String::from_utf8_lossy(&text).into_owned());
+    let title = format!("Process {}", by_name.pid());
+    let found = format!("checked_by_name is process {}", by_name.pid());
+    assert!(said[0].contains(&title) && said[1].contains(&found), "{said:?}");
+    let done = nativeprof(&["doctor", "nobody_runs_this.py"]).output().expect("starts");
+    assert!(!done.status.success());
 
     // As an ordinary user: a process of another user.
     let scratch = open_directory();

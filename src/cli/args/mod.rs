@@ -72,10 +72,10 @@ pub enum Command {
     /// Merge saved profiles of several processes, runs or machines
     #[command(after_help = "Example:\n  nativeprof merge worker-*.json.gz -o all.json.gz")]
     Merge(Merge),
-    /// Check permissions and kernel support, and print how to fix what is missing; with PID, check that process too
+    /// Check permissions and kernel support, and print how to fix what is missing; with a process, check that too
     #[command(
         after_help = "Exit code: 0 if sampling works, else 1.\n\nExamples:\n  nativeprof doctor\n  \
-                            sudo nativeprof doctor 1234"
+                            sudo nativeprof doctor 1234\n  sudo nativeprof doctor server.py"
     )]
     Doctor(Doctor),
     /// Measure accuracy and overhead on this machine against a calibrated workload
@@ -174,8 +174,11 @@ pub struct Top {
 
 #[derive(Debug, Args)]
 pub struct Doctor {
-    /// PID of a process to check as well
-    #[arg(value_name = "PID", value_parser = pid)]
+    /// Process to check as well: its PID, or the name of its program or script if it is unique
+    #[arg(value_name = "PID|NAME")]
+    pub process: Option<ProcessRef>,
+    /// Alternative to the positional PID
+    #[arg(short, long, value_name = "PID", value_parser = pid, conflicts_with = "process")]
     pub pid: Option<u32>,
     /// Print JSON
     #[arg(long)]

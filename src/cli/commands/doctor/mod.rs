@@ -6,7 +6,8 @@ use std::io::{self, Write};
 use clap::ValueEnum;
 use serde_json::{Value, json};
 
-use crate::cli::args::{BackendChoice, ColorWhen, Doctor};
+use crate::cli::args::{BackendChoice, ColorWhen, Doctor, ProcessRef};
+use crate::cli::discover;
 use crate::cli::discover::{ProcessInspector, ProcessSummary, check_target, descendants, pid_label};
 use crate::cli::output::JSON_VERSION;
 use crate::cli::output::style::{Color, TerminalStyle};
@@ -80,14 +81,14 @@ struct UsableBackends {
 /// Writes the report. True if sampling would work.
 ///
 /// # Errors
-/// `NoSuchProcess`, `Unsupported` for a process that cannot be inspected; `Io`.
+/// `NoSuchProcess`, `Usage` for a name that several processes have, `Unsupported` for one that cannot be inspected; `Io`.
 pub fn doctor(options: &Doctor) -> Result<bool> {
     let caller = phases::switch_to_invoking_user()?;
-    if let Some(pid) = options.pid {
-        check_target(pid)?;
-    }
+    let named = options.pid.map(ProcessRef::Pid).or(options.process.clone());
+    let pid = named.map(|process| discover::find(&process)).transpose()?;
+    pid.map(check_target).transpose()?;
     let facts = SystemFacts::read();
-    let target = options.pid.and_then(TargetFacts::read);
+    let target = pid.and_then(TargetFacts::read);
     let may = UsableBackends {
         ebpf: true,
         ptrace: BackendChoice::value_variants()
