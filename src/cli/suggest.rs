@@ -8,7 +8,8 @@ use clap::{Args, CommandFactory};
 use super::args::{Cli, RecordCommand};
 use crate::error::{Error, ErrorKind, Result};
 
-/// Options of other profilers, and what is used for them here.
+/// Options of other profilers (perf 6.1, py-spy 0.4), and what is used for them here. Of several answers to one option, the
+/// first is given whose own options the command has.
 const OTHER_OPTIONS: &[(&str, &str)] = &[
     (
         "--native",
@@ -24,8 +25,16 @@ const OTHER_OPTIONS: &[(&str, &str)] = &[
     ("--follow-forks", "child processes are sampled with --subprocesses"),
     ("--children", "child processes are sampled with --subprocesses"),
     ("-C", "child processes are sampled with --subprocesses"),
+    ("-s", "py-spy's -s is --subprocesses here"),
+    ("-t", "py-spy's -t is --threads here"),
+    ("-l", "py-spy's -l is --locals here"),
+    (
+        "-l",
+        "functions are not split by line, as with py-spy's -F; with --lines they are",
+    ),
     ("-F", "the rate is set with --rate HZ"),
     ("--frequency", "the rate is set with --rate HZ"),
+    ("-g", "complete stacks are always recorded; py-spy's -g is --gil here"),
     ("-g", "complete stacks are always recorded"),
     ("--call-graph", "complete stacks are always recorded"),
 ];
@@ -110,12 +119,12 @@ fn wrong_use(e: &clap::Error, command: &str) -> WrongUse {
     match e.kind() {
         Kind::UnknownArgument => {
             let what = format!("unexpected argument '{argument}' found");
-            if let Some(instead) = replacement(&argument, command) {
-                // A similar option may mean the opposite.
-                let similar = first(ContextKind::SuggestedArg);
+            let similar = first(ContextKind::SuggestedArg);
+            // A similar option may mean the opposite.
+            let instead = replacement(&argument, command).map(String::from);
+            if let Some(why) = instead.or_else(|| opposite(&argument, &similar, command)) {
                 let usage =
                     usage.map(|usage| usage.replacen(&format!(" {similar}"), "", usize::from(!similar.is_empty())));
-                let why = instead.into();
                 return WrongUse { what, why, usage };
             }
             let why = reasons().unwrap_or_else(|| {
@@ -234,12 +243,36 @@ fn similar_exist(name: &str, words: &[String]) -> Option<String> {
 
 /// What a command has instead of an option of another profiler.
 fn replacement(option: &str, command: &str) -> Option<&'static str> {
-    let (_, instead) = OTHER_OPTIONS.iter().find(|(other, _)| *other == option)?;
     let cli = Cli::command();
     let ours = cli.find_subcommand(command.strip_prefix("nativeprof ")?)?;
     let has = |option: &str| ours.get_arguments().any(|argument| argument.get_long() == Some(option));
-    let mut named = instead.split(' ').filter_map(|word| word.strip_prefix("--"));
-    named.all(has).then_some(*instead)
+    let is_possible = |instead: &str| {
+        let mut named = instead.split(' ').filter_map(|word| word.strip_prefix("--"));
+        named.all(|word| has(word.trim_end_matches(';')))
+    };
+    let answers = OTHER_OPTIONS.iter().filter(|(other, _)| *other == option);
+    answers
+        .map(|(_, instead)| *instead)
+        .find(|instead| is_possible(instead))
+}
+
+/// The answer to an option whose opposite exists: `--kernel` or `--no-kernel`. `similar` is what clap suggests.
+fn opposite(option: &str, similar: &str, command: &str) -> Option<String> {
+    let cli = Cli::command();
+    let ours = cli.find_subcommand(command.strip_prefix("nativeprof ")?)?;
+    let typed = option.strip_prefix("--")?;
+    let negated = match typed.strip_prefix("no-") {
+        Some(rest) => rest.to_string(),
+        None => format!("no-{typed}"),
+    };
+    let similar = similar.strip_prefix("--").unwrap_or("");
+    let is_opposite =
+        |long: &str| long == negated || long == similar && long.starts_with("no-") != typed.starts_with("no-");
+    let mut flags = ours
+        .get_arguments()
+        .filter(|argument| !argument.get_action().takes_values());
+    let found = flags.find_map(|flag| flag.get_long().filter(|long| is_opposite(long)))?;
+    Some(format!("that is the default; --{found} is the opposite"))
 }
 
 /// What a word seems to be, and the command that fits; `None` if it is more likely a misspelled command.
@@ -280,14 +313,16 @@ pub fn check_command(command: &[String]) -> Result<()> {
         return Ok(());
     };
     let name = word.split('=').next().unwrap_or(word);
-    let known = OTHER_OPTIONS.iter().find(|(option, _)| *option == name);
+    let command = "nativeprof record";
+    let known = replacement(name, command).map(String::from);
+    let known = known.or_else(|| opposite(name, "", command));
     let ours = RecordCommand::augment_args(clap::Command::new("record"));
     let similar = ours.get_arguments().filter_map(clap::Arg::get_long).find(|long| {
         let typed = name.trim_start_matches('-');
         typed.len() >= 3 && (typed.starts_with(long) || long.starts_with(typed))
     });
     let why = match (known, similar) {
-        (Some((_, instead)), _) => (*instead).to_string(),
+        (Some(instead), _) => instead,
         (None, Some(long)) => format!("a similar option exists: --{long}"),
         (None, None) => "`record` has no such option".into(),
     };
@@ -392,8 +427,8 @@ mod tests {
             (
                 "report --nativ x",
                 "unexpected argument '--nativ' found",
-                "a similar argument exists: '--no-native'",
-                "nativeprof report --no-native <FILE> [FILTER]...   (all options: nativeprof report --help)",
+                "that is the default; --no-native is the opposite",
+                "nativeprof report <FILE> [FILTER]...   (all options: nativeprof report --help)",
             ),
             (
                 "attach --native 1",
@@ -446,7 +481,7 @@ mod tests {
             (
                 "record --event",
                 "a value is required for '--event <EVENT>' but none was supplied",
-                "the option does not work without a value",
+                "possible values: auto, cpu-clock, cycles, page-faults, context-switches",
                 "nativeprof record --help",
             ),
             (
@@ -470,6 +505,63 @@ mod tests {
         }
         let help = Cli::try_parse_from(["nativeprof", "--help"]).expect_err("no command");
         assert!(usage_error_of(&help, Some("--help")).is_none());
+    }
+
+    /// What is suggested for each command: never the opposite of what is typed.
+    #[test]
+    fn answers_to_options_that_do_not_exist() {
+        for (words, expected) in [
+            (
+                "record attach",
+                &[
+                    ("-s", "py-spy's -s is --subprocesses here"),
+                    ("-t", "py-spy's -t is --threads here"),
+                    ("-l", "with --lines they are"),
+                    ("-n", "native frames are always included"),
+                    ("-g", "py-spy's -g is --gil here"),
+                    ("-i", "--mode wall"),
+                    ("--no-kernel", "that is the default; --kernel is the opposite"),
+                    ("--no-threads", "that is the default; --threads is the opposite"),
+                    ("--source", "that is the default; --no-source is the opposite"),
+                ][..],
+            ),
+            (
+                "dump",
+                &[
+                    ("--native", "native frames are always included"),
+                    ("-l", "py-spy's -l is --locals here"),
+                    ("--no-locals", "that is the default; --locals is the opposite"),
+                    ("--no-kernel", "that is the default; --kernel is the opposite"),
+                ],
+            ),
+            (
+                "top",
+                &[
+                    ("--native", "native frames are always included"),
+                    ("-g", "py-spy's -g is --gil here"),
+                    ("--no-gil", "that is the default; --gil is the opposite"),
+                ],
+            ),
+            (
+                "report",
+                &[("--no-waits", "that is the default; --waits is the opposite")],
+            ),
+            ("replay", &[("--native", "--no-native leaves them out")]),
+        ] {
+            for command in words.split(' ') {
+                for (option, why) in expected {
+                    let refused = Cli::try_parse_from(["nativeprof", command, option, "1"]);
+                    let error = match refused {
+                        Err(e) => usage_error_of(&e, Some(command)).expect("an error"),
+                        // It is taken for the first word of a command.
+                        Ok(_) => check_command(&[(*option).to_string(), "x".into()]).expect_err("refused"),
+                    };
+                    assert!(error.why.contains(why), "{command} {option}: {error}");
+                    let suggested = error.hint.split("   (").next().unwrap_or("");
+                    assert!(!suggested.contains("--no-"), "{command} {option}: {error}");
+                }
+            }
+        }
     }
 
     #[test]
