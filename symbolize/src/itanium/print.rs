@@ -48,6 +48,8 @@ struct Scope {
     outer: Option<usize>,
 }
 
+/// Writes one tree. Functions return `None` if it exceeds a bound or does not say what a parameter stands for; the printer
+/// is of no use then.
 struct Printer<'t, 'a> {
     tree: &'t Tree<'a>,
     out: String,
@@ -70,7 +72,6 @@ enum Side {
 }
 
 impl<'a> Printer<'_, 'a> {
-    /// Functions return `None` when a bound is exceeded; nothing is of use then.
     fn put(&mut self, text: &str) -> Option<()> {
         if self.out.len() + text.len() > self.max {
             return None;
