@@ -127,7 +127,11 @@ fn garbage_collections_are_a_row() {
             eprintln!("{}: no symbols", python.name);
             return;
         }
-        assert_eq!(outside, 0, "{}: samples of finalizers without a collection", python.name);
+        assert_eq!(
+            outside, 0,
+            "{}: samples of finalizers without a collection",
+            python.name
+        );
         let share = collecting as f64 / all as f64;
         eprintln!(
             "{}: {share:.3} of the samples, {measured:.3} of the time: {below:?}",

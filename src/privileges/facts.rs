@@ -75,7 +75,7 @@ impl SystemFacts {
                 &text("/proc/self/cgroup"),
             ),
             kernel: kernel_version(&text("/proc/sys/kernel/osrelease")),
-            perf_event_paranoid: text("/proc/sys/kernel/perf_event_paranoid").trim().parse().ok(),
+            perf_event_paranoid: sys::perf::paranoid_level(),
             ptrace_scope: number("/proc/sys/kernel/yama/ptrace_scope"),
             kptr_restrict: number("/proc/sys/kernel/kptr_restrict").unwrap_or(0),
             lockdown: lockdown(&text("/sys/kernel/security/lockdown")),

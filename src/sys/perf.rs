@@ -21,7 +21,7 @@ pub fn perf_event_open(attr: &mut perf::perf_event_attr, tid: i32, cpu: i32) -> 
 
 /// What ordinary users may do with perf events, kernel.perf_event_paranoid; `None`: this kernel has none.
 pub fn paranoid_level() -> Option<i32> {
-    let text = std::fs::read_to_string("/proc/sys/kernel/perf_event_paranoid").ok()?;
+    let text = super::procfs::read_text("/proc/sys/kernel/perf_event_paranoid").ok()?;
     text.trim().parse().ok()
 }
 

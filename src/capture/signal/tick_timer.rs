@@ -1,4 +1,4 @@
-//! What interrupts a thread when samples of its CPU time are due: a timer of the C library, or a perf event.
+//! What interrupts a thread when samples of its CPU time are due: a timer of its CPU time (timer_create(2)), or a perf event.
 //!
 //! The kernel checks timers of CPU time at its clock ticks (CONFIG_HZ, 100 to 1000 a second), so they keep no higher rate than
 //! that. A perf event has a timer of high resolution, and needs a permission. It sends its ticks as [`EVENT_SIGNAL`]: that is
@@ -30,7 +30,7 @@ pub enum TickTimer {
 }
 
 impl TickTimer {
-    /// Creates a timer that is not armed: of the C library, with this signal and value.
+    /// Creates a timer of CPU time that is not armed, with this signal and value.
     ///
     /// # Errors
     /// EINVAL: the thread has exited. EAGAIN: too many timers and queued signals (RLIMIT_SIGPENDING).
@@ -48,7 +48,7 @@ impl TickTimer {
     }
 
     /// Arms it: it ticks after `first` ns of CPU time, then every `period` ns. Of an event only the first tick is set here: the
-    /// handler calls [`tick_on`] at it.
+    /// handler then calls [`super::slot_pool::SlotPool::tick_on`].
     pub fn set(&self, first: u64, period: u64) {
         match self {
             TickTimer::Cpu { timer, .. } => timer.set(first, period),
@@ -117,7 +117,7 @@ impl Drop for TickEvent {
     }
 }
 
-/// Whether timers of the C library lose samples at a rate: from half of the kernel's own on, their ticks come late and together
+/// Whether timers of CPU time lose samples at a rate: from half of the kernel's own on, their ticks come late and together
 /// where other programs want the CPU.
 pub fn needs_events(rate: u64) -> bool {
     2 * rate > sys::clock::tick_rate()
