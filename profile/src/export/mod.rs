@@ -14,7 +14,7 @@ pub mod perfetto;
 pub mod pprof;
 pub mod pstats;
 pub mod select;
-mod short_paths;
+pub mod short_paths;
 pub mod speedscope;
 mod thread_tracks;
 

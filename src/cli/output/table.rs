@@ -1,11 +1,13 @@
 //! Text tables for a terminal or a pipe.
 
+use std::borrow::Cow;
 use std::io::{self, Write};
 
 use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 
 use super::style::{Color, TerminalStyle};
 use crate::escape::line;
+use crate::export::short_paths::{place_within, without_tags};
 
 /// Widest column that later columns are aligned to, where the width is unlimited.
 const ALIGNED: usize = 60;
@@ -18,7 +20,7 @@ pub enum Overflow {
     Word,
     /// Text that may lose its end.
     Start,
-    /// Text that may lose its start: of a path, the end matters.
+    /// A place, or several: paths lose their middle first, then the text its start. The line matters.
     End,
 }
 
@@ -65,9 +67,10 @@ fn draw_rows<'a>(
             if *width == 0 {
                 continue;
             }
+            let text = text_of(cell, *fit);
             let text = match fit {
-                Overflow::Start | Overflow::End if style.width.is_some() => shortened(&line(&cell.text), *width, *fit),
-                _ => line(&cell.text).into_owned(),
+                Overflow::Start | Overflow::End if style.width.is_some() => shortened(&text, *width, *fit),
+                _ => text.into_owned(),
             };
             let room = width.saturating_sub(text.width());
             let (before, after) = if *fit == Overflow::Number { (room, 0) } else { (0, room) };
@@ -85,12 +88,22 @@ fn draw_rows<'a>(
     out
 }
 
+/// The text of a cell, as it may be sent to a terminal, in full.
+fn text_of(cell: &Cell, fit: Overflow) -> Cow<'_, str> {
+    let text = line(&cell.text);
+    match (fit, text) {
+        (Overflow::End, Cow::Borrowed(text)) => without_tags(text),
+        (Overflow::End, Cow::Owned(text)) => without_tags(&text).into_owned().into(),
+        (_, text) => text,
+    }
+}
+
 /// How wide each column is; 0: left out.
 fn widths<'a>(fits: &[Overflow], rows: impl Iterator<Item = &'a Vec<Cell>>, style: &TerminalStyle) -> Vec<usize> {
     let mut widths = vec![0; fits.len()];
     for row in rows {
-        for (width, cell) in widths.iter_mut().zip(row) {
-            *width = (*width).max(line(&cell.text).width());
+        for ((width, cell), fit) in widths.iter_mut().zip(row).zip(fits) {
+            *width = (*width).max(text_of(cell, *fit).width());
         }
     }
     let elastic: Vec<usize> = (0..fits.len())
@@ -133,18 +146,16 @@ pub fn shortened(text: &str, width: usize, fit: Overflow) -> String {
     if text.width() <= width {
         return text.into();
     }
+    if fit == Overflow::End {
+        return place_within(text, &|text| text.width() <= width).into_owned();
+    }
     let room = width.saturating_sub(1);
     let mut used = 0;
-    let mut take = |c: &char| {
+    let fits = |c: &char| {
         used += c.width().unwrap_or(0);
         used <= room
     };
-    if fit == Overflow::End {
-        let mut kept: Vec<char> = text.chars().rev().take_while(|c| take(c)).collect();
-        kept.push('…');
-        return kept.into_iter().rev().collect();
-    }
-    let mut kept: String = text.chars().take_while(|c| take(c)).collect();
+    let mut kept: String = text.chars().take_while(fits).collect();
     kept.push('…');
     kept
 }
@@ -182,6 +193,13 @@ mod tests {
                 "e\u{301}e\u{301}e\u{301}",
             ),
             ("abc", 1, Overflow::End, "…"),
+            (
+                "serve (/srv/app/web/server.py:7)",
+                21,
+                Overflow::End,
+                "serve (…/server.py:7)",
+            ),
+            ("serve (/srv/app/web/server.py:7)", 15, Overflow::End, "…/server.py:7)"),
         ] {
             assert_eq!(shortened(text, width, fit), expected, "{text} in {width}");
         }
@@ -218,7 +236,7 @@ mod tests {
         assert_eq!(
             table(Some(44)),
             "   N  NAME                WHERE\n   \
-             7  計算                …/app/solver.py:31\n\
+             7  計算                …/solver.py:31\n\
              1234  a_long_name_of_a_…\n"
         );
         assert_eq!(table(Some(24)), "   N  NAME\n   7  計算\n1234  a_long_name_of_a_…\n");

@@ -13,6 +13,9 @@ use crate::profile::gil_waits::{self, GIL, GilPair};
 use crate::profile::values::Unit;
 use crate::profile::waits::{self, WaitSite};
 
+/// Columns of a screen from which there is room for shares and quantiles beside the place.
+const WIDE: usize = 120;
+
 /// The table of waits; `kind`: of one kind alone.
 ///
 /// # Errors
@@ -100,6 +103,7 @@ fn count(count: f64) -> Cell {
 }
 
 fn draw(context: &ReportContext<'_>, sites: &[WaitSite], whole: u64) -> String {
+    let is_wide = context.style.width.is_none_or(|width| width >= WIDE);
     let columns = [
         ("TOTAL", Overflow::Number),
         ("%", Overflow::Number),
@@ -107,12 +111,15 @@ fn draw(context: &ReportContext<'_>, sites: &[WaitSite], whole: u64) -> String {
         ("P50", Overflow::Number),
         ("P99", Overflow::Number),
         ("MAX", Overflow::Number),
-        ("KIND", Overflow::Word),
+        ("KIND", if is_wide { Overflow::Word } else { Overflow::Start }),
         ("WHERE", Overflow::End),
     ];
+    let is_shown = columns.map(|(title, _)| is_wide || !["%", "P50", "P99"].contains(&title));
     let row = |site: &WaitSite| {
-        let kind = format!("{} {}", site.kind, site.object);
-        vec![
+        // An address says that it is one of a socket.
+        let address = site.object.strip_prefix("socket ").filter(|_| !is_wide);
+        let kind = format!("{} {}", site.kind, address.unwrap_or(&site.object));
+        let cells = [
             time(site.total),
             plain(share(site.total, whole)),
             count(site.count),
@@ -121,8 +128,12 @@ fn draw(context: &ReportContext<'_>, sites: &[WaitSite], whole: u64) -> String {
             time(site.longest),
             plain(kind.trim_end()),
             plain(&site.site),
-        ]
+        ];
+        let shown = cells.into_iter().zip(is_shown).filter(|(_, is_shown)| *is_shown);
+        shown.map(|(cell, _)| cell).collect()
     };
+    let shown = columns.into_iter().zip(is_shown).filter(|(_, is_shown)| *is_shown);
+    let columns: Vec<_> = shown.map(|(column, _)| column).collect();
     table::draw(&columns, &sites.iter().map(row).collect::<Vec<_>>(), &context.style)
 }
 
@@ -168,8 +179,8 @@ fn gil_tables(context: &ReportContext<'_>, value: usize, whole: u64) -> ([Value;
         ("WAITED", Overflow::Number),
         ("%", Overflow::Number),
         ("MAX", Overflow::Number),
-        ("WAITER", Overflow::Word),
-        ("HOLDER", Overflow::Word),
+        ("WAITER", Overflow::Start),
+        ("HOLDER", Overflow::Start),
         ("RELEASED IN", Overflow::End),
     ];
     let rows = gil.pairs.iter().map(|p: &GilPair| {
