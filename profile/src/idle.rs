@@ -1,5 +1,5 @@
-//! Idle pools: threads that wait for work. Their time is most of a server's, and says nothing about it, so that flame graphs
-//! show each pool as one bar.
+//! Idle pools: threads that wait for work. Their time is most of a server's, and says nothing about it, so that what people read
+//! shows each pool as one frame.
 //!
 //! A wait is idle by the functions that wait: the innermost Python function is the loop of a worker, or one that takes from
 //! a queue for such a loop. Time in which a worker works is not idle, wherever it waits then.
@@ -7,7 +7,7 @@
 use rustc_hash::FxHashMap;
 
 use super::build::Builder;
-use super::model::{Frame, FrameId, FrameKind, NodeId, PlaceId, Profile};
+use super::model::{Frame, FrameId, FrameKind, NO_PLACE, NodeId, PlaceId, Profile};
 use super::view::is_group;
 use super::waits;
 
@@ -126,15 +126,22 @@ fn pool(profile: &Profile, state: NodeId) -> Option<String> {
     native
 }
 
-/// The profile with each idle pool as one frame, below the process and thread that it is in if there are nodes for
-/// them. All counts and amounts stay. `None` if there is nothing to fold, or the timeline does not hold all samples.
-pub fn fold(profile: &Profile) -> Option<Profile> {
-    let states = waits::states(profile);
+/// The pool of each state that a thread of an idle pool waits in, by the state's node; `states` as [`waits::states`] has them.
+pub fn pools(profile: &Profile, states: &[NodeId]) -> FxHashMap<NodeId, String> {
     let mut pools: FxHashMap<NodeId, Option<String>> = FxHashMap::default();
     for state in states.iter().filter(|state| **state != 0) {
         pools.entry(*state).or_insert_with(|| pool(profile, *state));
     }
-    if !pools.values().any(Option::is_some) || !profile.is_timed() || profile.sample_places.is_empty() {
+    let idle = pools.into_iter().filter_map(|(state, pool)| Some((state, pool?)));
+    idle.collect()
+}
+
+/// The profile with each idle pool as one frame, below the process and thread that it is in if there are nodes for
+/// them. All counts and amounts stay. `None` if there is nothing to fold, or the timeline does not hold all samples.
+pub fn fold(profile: &Profile) -> Option<Profile> {
+    let states = waits::states(profile);
+    let pools = pools(profile, &states);
+    if pools.is_empty() || !profile.is_timed() || profile.sample_places.is_empty() {
         return None;
     }
     let types: Vec<_> = profile.value_types().iter().map(|value| value.kind.clone()).collect();
@@ -147,14 +154,25 @@ pub fn fold(profile: &Profile) -> Option<Profile> {
     let mut stack: Vec<(FrameId, u32)> = Vec::new();
     for (at, sample) in profile.timeline.iter().enumerate() {
         let state = states.get(sample.node as usize).copied().unwrap_or(0);
-        let pool = pools.get(&state).and_then(Option::as_ref);
+        let pool = pools.get(&state);
         stack.clear();
-        let mut place = profile.sample_places[at];
-        while let Some(p) = profile.places.get(place as usize).filter(|_| place != 0) {
-            let frame = profile.nodes.get(p.node as usize).map_or(0, |node| node.frame);
+        let mut add = |node: NodeId, line: u32| {
+            let frame = profile.nodes.get(node as usize).map_or(0, |node| node.frame);
             if pool.is_none() || is_group(&profile.frames[frame as usize]) {
-                stack.push((ids[frame as usize], p.line));
+                stack.push((ids[frame as usize], line));
             }
+        };
+        let mut place = profile.sample_places.get(at).copied().unwrap_or(NO_PLACE);
+        if place == NO_PLACE {
+            // Without its lines.
+            let mut node = sample.node;
+            while node != 0 {
+                add(node, 0);
+                node = profile.nodes.get(node as usize).map_or(0, |node| node.parent);
+            }
+        }
+        while let Some(p) = profile.places.get(place as usize).filter(|_| place != 0) {
+            add(p.node, p.line);
             place = p.parent as PlaceId;
         }
         stack.reverse();

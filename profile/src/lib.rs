@@ -43,6 +43,7 @@ mod standard_modules;
 pub mod stats;
 pub mod summary;
 pub mod sums;
+pub mod task_groups;
 pub mod values;
 pub mod view;
 pub mod views;

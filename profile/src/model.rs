@@ -48,7 +48,8 @@ pub struct Frame {
     pub kind: FrameKind,
     /// `co_name` (Python), demangled name (native), `name_[k]` is *not* applied here.
     pub name: String,
-    /// Python: class-qualified name where CPython has one (>= 3.11), else empty.
+    /// Python: class-qualified name where CPython has one (>= 3.11), else empty. Task that represents several
+    /// ([`crate::task_groups`]): the name with their number.
     pub qualname: String,
     /// Python: `co_filename`. Native, kernel, truncated: `<low-level>`. Process, thread: empty.
     pub filename: String,
@@ -93,6 +94,14 @@ impl Frame {
             filename: filename.into(),
             first_line,
             ..Frame::new(FrameKind::Python, name)
+        }
+    }
+
+    /// The name that people read: the qualified one where there is one.
+    pub fn full_name(&self) -> &str {
+        match self.kind {
+            FrameKind::Python | FrameKind::Task if !self.qualname.is_empty() => &self.qualname,
+            _ => &self.name,
         }
     }
 

@@ -5,7 +5,10 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::time::Duration;
 
+use rustc_hash::FxHashMap;
+
 use crate::escape::{self, line};
+use crate::idle;
 use crate::lags::Lag;
 use crate::model::{Frame, FrameKind, Meta, ModuleMeta, Profile, Quality};
 use crate::values::{Unit, ValueType};
@@ -102,27 +105,33 @@ pub fn advice(meta: &Meta, children: Duration) -> Option<String> {
 }
 
 /// `  time:     on CPU 3.10 s, runnable 0.21 s, waiting 17.30 s (sleep 12.20 s, gil 5.10 s)`, summed over threads; `None`
-/// for a profile of CPU time.
-pub fn thread_states(profile: &Profile) -> Option<String> {
+/// for a profile of CPU time. Idle pools are listed by their names, unless `idle` says that what they wait for is shown.
+pub fn thread_states(profile: &Profile, idle: bool) -> Option<String> {
     let wall = profile.find_value("wall")?;
     profile.find_value("off_cpu")?;
     let (mut running, mut runnable, mut throttled) = (0u64, 0u64, 0u64);
-    let mut waiting = BTreeMap::<&str, u64>::new();
+    let mut waiting = BTreeMap::<String, u64>::new();
     // Stacks of wakers may be below a state.
     let states = waits::states(profile);
+    let pools = if idle {
+        FxHashMap::default()
+    } else {
+        idle::pools(profile, &states)
+    };
     for ((at, state), amount) in profile.nodes.iter().zip(states).zip(profile.self_amounts(wall)) {
         let node = if state == 0 { at } else { &profile.nodes[state as usize] };
         let frame = &profile.frames[node.frame as usize];
         let label = frame.name.trim_matches(['[', ']']);
         match label.strip_prefix("waiting: ").unwrap_or(label) {
+            _ if pools.contains_key(&state) => *waiting.entry(format!("idle {}", pools[&state])).or_default() += amount,
             _ if frame.kind != FrameKind::State => running += amount,
             "runnable" => runnable += amount,
             "throttled" => throttled += amount,
-            kind => *waiting.entry(without_peer(kind)).or_default() += amount,
+            kind => *waiting.entry(without_peer(kind).into()).or_default() += amount,
         }
     }
-    let mut kinds: Vec<(&str, u64)> = waiting.into_iter().collect();
-    kinds.sort_by_key(|(kind, time)| (Reverse(*time), *kind));
+    let mut kinds: Vec<(String, u64)> = waiting.into_iter().collect();
+    kinds.sort_by_key(|(_, time)| Reverse(*time));
     let show = |time: u64| Unit::Nanoseconds.show(time);
     let total = kinds.iter().map(|(_, time)| time).sum();
     let named: Vec<String> = kinds

@@ -41,12 +41,10 @@ pub fn is_group(frame: &Frame) -> bool {
 pub fn frame_text(frame: &Frame) -> Cow<'_, str> {
     match frame.kind {
         FrameKind::Python => {
-            let name = if frame.qualname.is_empty() {
-                &frame.name
-            } else {
-                &frame.qualname
+            let name = match frame.full_name() {
+                "" => "[unnamed]",
+                name => name,
             };
-            let name = if name.is_empty() { "[unnamed]" } else { name };
             match frame.first_line {
                 0 => Cow::Owned(format!("{name} ({})", frame.filename)),
                 line => Cow::Owned(format!("{name} ({}:{line})", frame.filename)),
@@ -61,6 +59,7 @@ pub fn frame_text(frame: &Frame) -> Cow<'_, str> {
             Cow::Owned(format!("{name} ({})", frame.module))
         }
         FrameKind::Kernel => Cow::Owned(format!("{}_[k]", frame.name)),
+        FrameKind::Task => Cow::Borrowed(frame.full_name()),
         _ => shown_name(frame),
     }
 }

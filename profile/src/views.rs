@@ -7,12 +7,17 @@ use super::category::{Categories, Category, GARBAGE_COLLECTION, LIBRARIES_ROW, N
 use super::fold::{DROPPED, Folding, is_container};
 use super::folded::without_interpreter_frames;
 use super::model::{Frame, FrameKind, NodeId, Profile};
+use super::{idle, task_groups};
 
 /// What to leave out of a profile before it is shown.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ViewOptions {
     /// Keep the interpreter's own frames: start-up and bytecode loop.
     pub interpreter_frames: bool,
+    /// Keep the stacks of idle pools; else each pool is one frame ([`crate::idle`]).
+    pub idle: bool,
+    /// Keep the names of tasks that the program gave none; else these are grouped by what they run ([`crate::task_groups`]).
+    pub task_names: bool,
     /// Count native code and the kernel as part of the Python function that called it.
     pub no_native: bool,
     /// Count the standard library as part of what called it.
@@ -37,6 +42,8 @@ impl ViewOptions {
     pub fn all() -> ViewOptions {
         ViewOptions {
             interpreter_frames: true,
+            idle: true,
+            task_names: true,
             ..ViewOptions::default()
         }
     }
@@ -46,7 +53,7 @@ impl ViewOptions {
     /// # Errors
     /// If there is no function to focus on.
     pub fn apply(&self, profile: Profile) -> Result<Profile, NoSuchFunction> {
-        let mut profile = self.with_interpreter_frames(profile);
+        let mut profile = self.folded(profile);
         if let Some(name) = &self.focus {
             profile = focus(&profile, name)?;
         }
@@ -59,7 +66,7 @@ impl ViewOptions {
     /// # Errors
     /// If neither has the function to focus on.
     pub fn apply_to_both(&self, profiles: [Profile; 2]) -> Result<[Profile; 2], NoSuchFunction> {
-        let mut profiles = profiles.map(|profile| self.with_interpreter_frames(profile));
+        let mut profiles = profiles.map(|profile| self.folded(profile));
         if let Some(name) = &self.focus {
             let named = profiles.each_ref().map(|profile| functions_named(profile, name));
             if named.iter().all(Option::is_none) {
@@ -76,7 +83,14 @@ impl ViewOptions {
         Ok(profiles.map(|profile| self.without_hidden(profile)))
     }
 
-    fn with_interpreter_frames(&self, profile: Profile) -> Profile {
+    /// The profile with one frame for each group of frames that is shown as one.
+    pub fn folded(&self, mut profile: Profile) -> Profile {
+        if !self.idle {
+            profile = idle::fold(&profile).unwrap_or(profile);
+        }
+        if !self.task_names {
+            profile = task_groups::fold(&profile).unwrap_or(profile);
+        }
         if self.interpreter_frames {
             profile
         } else {

@@ -6,6 +6,7 @@
 use std::collections::BTreeMap;
 
 use super::category::{is_standard_library, package};
+use super::idle;
 use super::model::{Frame, FrameId, FrameKind, NodeId, Profile};
 use crate::model::{Pid, Tid};
 
@@ -125,13 +126,14 @@ impl Waits {
 /// Intervals of one kind that began at one place.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct WaitSite {
-    /// `gil`, `lock`, `read`, ...; `runnable`.
+    /// `gil`, `lock`, `read`, ...; `runnable`; `idle` of a pool of threads that wait for work.
     pub kind: String,
     /// What the kind's own words say of what is waited for: `pipe`, `socket 127.0.0.1:5432`, `threading.RLock`,
-    /// `table_lock (tables.so)`; else empty.
+    /// `table_lock (tables.so)`; the name of the pool; else empty.
     pub object: String,
     /// The innermost Python function that waits, else the outermost native one that is known: as [`super::view::frame_text`] has
-    /// it, with the line that waits. Of a library's function, that of the program which called it, and then the library's.
+    /// it, with the line that waits. Of a library's function, that of the program which called it, and then the library's. Empty
+    /// for an idle pool.
     pub site: String,
     /// ns.
     pub total: u64,
@@ -152,8 +154,12 @@ impl WaitSite {
     }
 }
 
-/// `[waiting: read pipe]` -> (`read`, `pipe`); `[runnable]` -> (`runnable`, ``).
+/// `[waiting: read pipe]` -> (`read`, `pipe`); `[runnable]` -> (`runnable`, ``); `[idle: ThreadPoolExecutor]` -> (`idle`,
+/// `ThreadPoolExecutor`).
 pub fn split_label(label: &str) -> (&str, &str) {
+    if let Some(pool) = label.strip_prefix(idle::LABEL) {
+        return ("idle", pool.strip_suffix(']').unwrap_or(pool));
+    }
     let inner = label
         .strip_prefix('[')
         .and_then(|l| l.strip_suffix(']'))
@@ -269,6 +275,10 @@ fn site(profile: &Profile, state: NodeId, place: u32) -> String {
         let line = line_of.get(&node).copied().filter(|line| *line > 0);
         super::view::frame_text_at(frame, line.unwrap_or(frame.first_line))
     };
+    let label = &profile.frames[profile.nodes[state as usize].frame as usize].name;
+    if label.starts_with(idle::LABEL) {
+        return String::new();
+    }
     let (mut native, mut library, mut node) = (None, None, state);
     while node != 0 {
         let frame = &profile.frames[profile.nodes[node as usize].frame as usize];

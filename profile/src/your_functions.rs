@@ -208,7 +208,7 @@ fn row((function, counts): (FunctionId, super::stats::SelfTotal)) -> InnermostFu
 /// The name of a function as tables show it: of Python the qualified one.
 pub fn function_name(frame: &Frame) -> Cow<'_, str> {
     let name = match frame.kind {
-        FrameKind::Python if !frame.qualname.is_empty() => Cow::Borrowed(&*frame.qualname),
+        FrameKind::Python | FrameKind::Task => Cow::Borrowed(frame.full_name()),
         _ => shown_name(frame),
     };
     if name.is_empty() { "[unnamed]".into() } else { name }

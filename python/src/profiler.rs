@@ -9,13 +9,13 @@ use nativeprof::export;
 use nativeprof::export::select;
 use nativeprof::in_process;
 use nativeprof::in_process::ProfilerConfig;
-use nativeprof::profile::folded;
 use nativeprof::profile::model;
 use nativeprof::profile::model::FrameKind;
 use nativeprof::profile::stats::{FunctionId, Stats};
 use nativeprof::profile::summary;
 use nativeprof::profile::values::ValueType;
 use nativeprof::profile::view;
+use nativeprof::profile::views::ViewOptions;
 use pyo3::exceptions::{PyOSError, PyPermissionError, PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
@@ -158,7 +158,7 @@ impl Profile {
             })?,
         };
         let rows = py.detach(|| {
-            let profile = folded::without_interpreter_frames(&select::by_value(&self.0, value));
+            let profile = ViewOptions::default().folded(select::by_value(&self.0, value));
             let stats = Stats::new(&profile);
             let counts = stats.functions();
             let mut hottest: Vec<(u64, u32)> = vec![(0, 0); counts.len()];
@@ -171,10 +171,9 @@ impl Profile {
             let row = |i: usize| {
                 let f = stats.frame(i as FunctionId);
                 let is_python = f.kind == FrameKind::Python;
-                let name = if is_python && !f.qualname.is_empty() {
-                    f.qualname.clone()
-                } else {
-                    view::shown_name(f).into_owned()
+                let name = match f.kind {
+                    FrameKind::Python | FrameKind::Task => f.full_name().to_string(),
+                    _ => view::shown_name(f).into_owned(),
                 };
                 let (file, line) = match (is_python, f.source.is_empty()) {
                     (true, _) => (&f.filename, f.first_line),

@@ -72,11 +72,11 @@ fn address(frame: &Frame) -> u64 {
     }
 }
 
+/// Of a task that represents several, the name without their number.
 fn full_name(frame: &Frame) -> &str {
-    if frame.qualname.is_empty() {
-        &frame.name
-    } else {
-        &frame.qualname
+    match frame.kind {
+        FrameKind::Task => &frame.name,
+        _ => frame.full_name(),
     }
 }
 

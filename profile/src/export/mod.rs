@@ -24,9 +24,9 @@ use std::io::{self, Write};
 use std::path::Path;
 
 use crate::escape;
-use crate::folded;
 use crate::json;
 use crate::model::Profile;
+use crate::views::ViewOptions;
 
 /// One output format.
 pub struct Format {
@@ -57,7 +57,7 @@ pub enum Audience {
     Programs,
     /// People who look at a picture: it is without frames of the interpreter
     /// ([`without_interpreter_frames`](crate::folded::without_interpreter_frames)), and shows each idle pool as one
-    /// frame ([`crate::idle`]).
+    /// frame ([`crate::idle`]), as well as tasks without names that run the same function ([`crate::task_groups`]).
     People,
     /// People who look at a page, which leaves frames of the interpreter out itself, and can show them.
     PeopleWithPage,
@@ -189,8 +189,8 @@ pub const FORMATS: &[Format] = &[
 ];
 
 impl Format {
-    /// Whether people read it as it is, so that it leaves out frames of the interpreter and folds idle pools unless they are
-    /// wanted.
+    /// Whether people read it as it is, so that it leaves out frames of the interpreter and folds idle pools and tasks without
+    /// names unless they are wanted.
     pub fn is_for_people(&self) -> bool {
         self.audience != Audience::Programs
     }
@@ -212,17 +212,22 @@ impl Format {
     /// Writes the profile as people see it by default.
     pub fn write_default(&self, profile: &Profile, out: &mut dyn Write) -> io::Result<()> {
         let shown = self.with_value(Cow::Borrowed(profile), None);
-        match self.audience {
-            Audience::People => (self.write)(&folded::without_interpreter_frames(&shown), out),
-            Audience::Programs => (self.write)(&shown, out),
-            Audience::PeopleWithPage => {
-                let page = html::PageOptions {
-                    saved: Some(profile),
-                    ..html::PageOptions::default()
-                };
-                html::write_page(&shown, &page, out)
-            }
+        if !self.is_for_people() {
+            return (self.write)(&shown, out);
         }
+        let view = ViewOptions {
+            interpreter_frames: self.is_page(),
+            ..ViewOptions::default()
+        };
+        let shown = view.folded(shown.into_owned());
+        if self.is_page() {
+            let page = html::PageOptions {
+                saved: Some(profile),
+                ..html::PageOptions::default()
+            };
+            return html::write_page(&shown, &page, out);
+        }
+        (self.write)(&shown, out)
     }
 }
 

@@ -364,6 +364,13 @@ pub struct FrameArgs {
     /// Also show the interpreter's own frames: start-up and bytecode loop [default: folded into the calling functions]
     #[arg(long)]
     pub interpreter_frames: bool,
+    /// Show the full stacks of idle thread pools (waiting for work), instead of one row or bar for each pool (of profiles
+    /// with waiting time)
+    #[arg(long)]
+    pub idle: bool,
+    /// Show each task by its name, instead of those without one of their own (`Task-7`) grouped by what they run
+    #[arg(long)]
+    pub task_names: bool,
     /// Hide the standard library; its time counts for its callers
     #[arg(long)]
     pub hide_stdlib: bool,
@@ -380,6 +387,8 @@ impl FrameArgs {
     pub fn view(&self, no_native: bool) -> ViewOptions {
         ViewOptions {
             interpreter_frames: self.interpreter_frames,
+            idle: self.idle,
+            task_names: self.task_names,
             no_native,
             hide_stdlib: self.hide_stdlib,
             hide_libraries: self.hide_libraries,
@@ -407,10 +416,6 @@ pub struct ViewArgs {
     /// Leave out the text of source files, for output that is shared with others (html, json; other formats have none)
     #[arg(long)]
     pub no_source: bool,
-    /// Show the full stacks of idle thread pools (waiting for work), instead of one bar for each pool (svg, html; of
-    /// profiles with waiting time)
-    #[arg(long)]
-    pub idle: bool,
     #[command(flatten)]
     pub browser: BrowserArg,
 }

@@ -55,7 +55,7 @@ pub fn record(target: LiveTarget, options: &RecordArgs) -> Result<u8> {
         }
     }
     options.sampling.check()?;
-    if options.shown.idle && options.sampling.mode == capture::Mode::Cpu {
+    if options.shown.frames.idle && options.sampling.mode == capture::Mode::Cpu {
         return Err(Error::new(ErrorKind::Usage, "--idle needs off-CPU time")
             .why("by default only CPU time is sampled, and idle threads use none")
             .hint("--mode wall --idle, or omit --idle"));
@@ -171,7 +171,7 @@ fn print_remarks(options: &RecordArgs, finished: &FinishedRecording, profile: &P
     }
     let is_cpu_time = options.sampling.measure(options.rate).is_cpu_time() && !options.sampling.gil;
     let advice = is_cpu_time.then(|| summary::advice(&profile.meta, children)).flatten();
-    if let Some(line) = advice.or_else(|| summary::thread_states(profile)) {
+    if let Some(line) = advice.or_else(|| summary::thread_states(profile, options.shown.frames.idle)) {
         print_line(&line);
     }
     for limit in &finished.exceeded_limits {

@@ -14,7 +14,6 @@ use crate::escape::line;
 use crate::export::html::PageOptions;
 use crate::export::{self, Format, html, select};
 use crate::privileges::credentials::Caps;
-use crate::profile::idle;
 use crate::profile::model::Profile;
 use crate::profile::views::{self, NoSuchFunction, ViewOptions};
 use crate::resolve::{assembly, source_lines};
@@ -48,8 +47,6 @@ pub struct Output {
     /// Leave the text of source files out.
     no_source: bool,
     view: ViewOptions,
-    /// Show the stacks of idle pools in full.
-    idle: bool,
     browser: Browse,
     /// Neither path nor format were given.
     is_default: bool,
@@ -113,11 +110,11 @@ impl Output {
             value: None,
             lines: false,
             no_source: false,
-            view: ViewOptions {
-                interpreter_frames: !format.is_for_people(),
-                ..ViewOptions::default()
+            view: if format.is_for_people() {
+                ViewOptions::default()
+            } else {
+                ViewOptions::all()
             },
-            idle: false,
             browser: Browse::Off,
             is_default,
             written: Cell::new(false),
@@ -147,12 +144,17 @@ impl Output {
                 "omit --fold, or use -f speedscope",
             );
         }
-        if shown.idle && !self.format.is_for_people() {
-            return refused(
-                "--idle",
-                "that format always has the stacks of idle threads in full",
-                "omit --idle, or use -f svg",
-            );
+        for (word, given, has) in [
+            ("--idle", shown.frames.idle, "the stacks of idle threads in full"),
+            ("--task-names", shown.frames.task_names, "the names of all tasks"),
+        ] {
+            if given && !self.format.is_for_people() {
+                let (why, hint) = (
+                    format!("that format always has {has}"),
+                    format!("omit {word}, or use -f svg"),
+                );
+                return refused(word, &why, &hint);
+            }
         }
         if shown.value.is_some() && !self.format.opens_with_value {
             return refused(
@@ -167,9 +169,10 @@ impl Output {
             no_source: shown.no_source,
             view: ViewOptions {
                 interpreter_frames: shown.frames.interpreter_frames || !self.format.is_for_people() && !shown.fold,
+                idle: shown.frames.idle || !self.format.is_for_people(),
+                task_names: shown.frames.task_names || !self.format.is_for_people(),
                 ..shown.frames.view(no_native)
             },
-            idle: shown.idle,
             browser: shown.browser.when,
             ..self
         })
@@ -253,16 +256,21 @@ impl Output {
     /// If neither the path nor any fallback directory can be written.
     pub fn write(&self, profile: &Profile) -> Result<String> {
         let is_page = self.format.is_page();
-        let folded = if self.format.is_for_people() && !self.idle {
-            idle::fold(profile)
-        } else {
-            None
-        };
         // A page also has the profile as other formats have it, with idle threads in full and its values in their order.
-        let saved = is_page.then(|| self.viewed(Cow::Borrowed(profile)).0);
+        let complete = ViewOptions {
+            idle: true,
+            task_names: true,
+            interpreter_frames: true,
+            ..self.view.clone()
+        };
+        let saved = is_page.then(|| self.viewed(Cow::Borrowed(profile), &complete).0);
         let (value, refused) = self.chosen_value(profile);
-        let profile = Cow::Borrowed(folded.as_ref().unwrap_or(profile));
-        let (mut profile, said) = self.viewed(self.format.with_value(profile, value));
+        // The page folds interpreter frames itself, so that its button can show them.
+        let view = ViewOptions {
+            interpreter_frames: self.view.interpreter_frames || is_page,
+            ..self.view.clone()
+        };
+        let (mut profile, said) = self.viewed(self.format.with_value(Cow::Borrowed(profile), value), &view);
         for said in refused.into_iter().chain(said) {
             super::print_status(&said);
         }
@@ -327,14 +335,9 @@ impl Output {
     }
 
     /// The profile as it was requested, and what to say if a part of that was not possible.
-    fn viewed<'a>(&self, mut profile: Cow<'a, Profile>) -> (Cow<'a, Profile>, Option<String>) {
+    fn viewed<'a>(&self, mut profile: Cow<'a, Profile>, view: &ViewOptions) -> (Cow<'a, Profile>, Option<String>) {
         let mut said = None;
-        // The page folds interpreter frames itself, so that its button can show them.
-        let view = ViewOptions {
-            interpreter_frames: self.view.interpreter_frames || self.format.is_page(),
-            ..self.view.clone()
-        };
-        if view != ViewOptions::all() {
+        if *view != ViewOptions::all() {
             match view.apply(profile.clone().into_owned()) {
                 Ok(viewed) => profile = Cow::Owned(viewed),
                 Err(e) => said = Some(format!("{}; showing all stacks", no_such_function(e).what)),

@@ -309,11 +309,9 @@ fn head(profile: &Profile, view: &View<'_>, threads: &[(u32, u32)], out: &mut Ve
         let Some(f) = frame else {
             return write_json("all", out);
         };
-        let qualified = f.kind == FrameKind::Python && !f.qualname.is_empty();
-        let name = if qualified {
-            Cow::Borrowed(f.qualname.as_str())
-        } else {
-            shown_name(f)
+        let name = match f.kind {
+            FrameKind::Python | FrameKind::Task => Cow::Borrowed(f.full_name()),
+            _ => shown_name(f),
         };
         write_json(&short(&name), out)
     })?;

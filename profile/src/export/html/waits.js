@@ -25,7 +25,7 @@ const AWAITING = "awaiting ";
 
 function stateOf(kind) {
   if (kind.startsWith(AWAITING)) return STATE_OF_AWAITING[kind.slice(AWAITING.length)] ?? "io";
-  return kind.startsWith("idle:") ? "idle" : (STATE_OF[kind] ?? "other");
+  return /^idle\b/.test(kind) ? "idle" : (STATE_OF[kind] ?? "other");
 }
 
 // `site`: by entry of the timeline, from 1, 0 where the thread ran; `length`: ns of its interval.
