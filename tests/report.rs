@@ -12,7 +12,8 @@ use common::{Scratch, nativeprof};
 use flate2::read::ZlibDecoder;
 use nativeprof::profile::build::Builder;
 use nativeprof::profile::json;
-use nativeprof::profile::model::{Frame, Meta};
+use nativeprof::profile::lags::Lag;
+use nativeprof::profile::model::{Frame, FrameKind, Meta};
 use nativeprof::profile::values::ValueType;
 
 mod common;
@@ -275,6 +276,111 @@ fn functions_by_the_end_of_their_names() {
         let hint = format!("{option} 'geo::Grid::walk'");
         refused(&["report", file, option, "walk"], 1, &[why[0], why[1], &hint]);
     }
+}
+
+/// A server's profile in a file: a request handler that waits for a database in tasks without names, its idle pool, and what it
+/// blocked the event loop with.
+fn server_profile(scratch: &Scratch) -> String {
+    let mut builder = Builder::new(&[ValueType::SAMPLES, ValueType::WALL, ValueType::OFF_CPU]);
+    let views = "/srv/applications/shop/releases/2031-07-01/web/orders/views.py";
+    let order = builder.frame(Frame::python("order", "Orders.order", views, 117));
+    let module = "_umath.cpython-312-x86_64-linux-gnu.so";
+    let add = builder.frame(Frame::native("add", module, 7));
+    let pool = "/usr/lib/python3.12/concurrent/futures/thread.py";
+    let worker = builder.frame(Frame::python("_worker", "_worker", pool, 69));
+    let state = |label: &str| Frame::new(FrameKind::State, label);
+    let read = builder.frame(state("[waiting: read socket 127.0.0.1:5432]"));
+    let lock = builder.frame(state("[waiting: lock]"));
+    for number in 1..=3 {
+        let task = builder.frame(Frame::new(FrameKind::Task, format!("[task: Task-{number}]")));
+        builder.sample(
+            0,
+            (7, 7),
+            &[(task, 0), (order, 1234), (read, 0)],
+            &[1, 4_000_000, 4_000_000],
+        );
+    }
+    builder.sample(1, (7, 7), &[(order, 1235), (add, 0)], &[2, 2_000_000, 0]);
+    builder.sample(2, (7, 8), &[(worker, 81), (lock, 0)], &[9, 9_000_000, 9_000_000]);
+    let mut profile = builder.finish(Meta::default());
+    profile.waits.lengths = vec![4_000_000, 4_000_000, 4_000_000, 0, 9_000_000];
+    let lag = |task: &str, length, line: u32| Lag {
+        task: task.into(),
+        length,
+        stack: vec![
+            format!("Orders.order ({views}:{line})"),
+            "JSONEncoder.encode (/usr/lib/python3.12/json/encoder.py:200)".into(),
+        ],
+        function: "JSONEncoder.encode (/usr/lib/python3.12/json/encoder.py:200)".into(),
+        ..Lag::default()
+    };
+    profile.meta.lags = vec![lag("Task-1", 60_000_000, 1235), lag("Task-2", 80_000_000, 1236)];
+    let mut text = Vec::new();
+    json::write(&profile, &mut text).expect("written to memory");
+    let file = scratch.path("server.json");
+    fs::write(&file, text).expect("a file");
+    file.to_str().expect("UTF-8").to_string()
+}
+
+/// The lines of a table, each with single spaces.
+fn lines_of(file: &str, words: &str, columns: &str) -> Vec<String> {
+    let mut args = vec!["report", file];
+    args.extend(words.split_whitespace());
+    let said = stdout(&run(&args, columns));
+    said.lines()
+        .map(|line| line.split_whitespace().collect::<Vec<_>>().join(" "))
+        .collect()
+}
+
+#[test]
+fn places_are_readable_in_80_columns() {
+    let scratch = Scratch::new();
+    let file = server_profile(&scratch);
+    for (words, expected) in [
+        ("", "14.3 14.3 35.7 Orders.order /srv/…/orders/views.py:117"),
+        ("--by function", "2 14.3 2 14.3 native add _umath.so"),
+        ("--by module", "2 14.3 2 14.3 _umath.so"),
+        (
+            "--waits",
+            "12.00 ms 3.0 4.00 ms read 127.0.0.1:5432 …ders.order (…/views.py:1234)",
+        ),
+        (
+            "--lag",
+            "2 140.0 ms 80.00 ms 0.000 s 2 tasks Orders.order (/srv/…/views.py:1236)",
+        ),
+    ] {
+        let lines = lines_of(&file, words, "80");
+        assert!(lines.iter().any(|line| line == expected), "{words}: {lines:#?}");
+    }
+}
+
+#[test]
+fn idle_pools_and_tasks_without_names_are_rows() {
+    let scratch = Scratch::new();
+    let file = server_profile(&scratch);
+    for (words, has, has_not) in [
+        ("", "[idle: ThreadPoolExecutor]", "_worker"),
+        ("", "[task: Orders.order ×3]", "Task-1"),
+        ("--by line", "[idle: ThreadPoolExecutor]", "_worker"),
+        ("--tree", "[task: Orders.order ×3]", "Task-1"),
+        ("--waits", "idle ThreadPoolExecutor", "_worker"),
+        ("--idle", "_worker", "[idle: "),
+        ("--idle --waits", "_worker", "idle "),
+        ("--task-names", "[task: Task-3]", "×3"),
+        ("--callers Orders.order", "[task: Orders.order ×3]", "Task-1"),
+    ] {
+        let text = lines_of(&file, words, "").join("\n");
+        assert!(text.contains(has) && !text.contains(has_not), "{words}:\n{text}");
+    }
+    for (words, names) in [(&[][..], false), (&["--task-names"], true)] {
+        let svg = [&["export", &file, "-f", "svg", "-o", "-"], words].concat();
+        let svg = stdout(&run(&svg, ""));
+        assert_eq!((svg.contains("Task-3"), svg.contains("×3")), (names, !names));
+    }
+    let full = stdout(&run(&["export", &file, "-f", "collapsed", "-o", "-"], ""));
+    assert!(full.contains("[task: Task-3]") && full.contains("_worker"), "{full}");
+    let refused = run(&["export", &file, "-f", "collapsed", "-o", "-", "--task-names"], "");
+    assert_eq!(refused.status.code(), Some(2));
 }
 
 #[test]

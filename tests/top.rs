@@ -207,22 +207,26 @@ fn what_keeps_the_loop() {
             let has = |l: &&str| words.iter().all(|word| l.contains(word)) && l.contains("ms");
             s.lines().find(has).map(String::from)
         };
-        // Tasks, and a callback without one.
-        let screen = terminal.wait("three kinds of callbacks", |s| {
-            let rows = [["sleeper", "sleeping"], ["computer", "computing"], ["- ", "sleeping"]];
-            s.contains("TOOK") && rows.iter().all(|words| row(s, *words).is_some())
+        let screen = terminal.wait("both functions", |s| {
+            let rows = [["sleeper", "sleeping"], ["computer", "computing"]];
+            s.contains("LONGEST") && rows.iter().all(|words| row(s, *words).is_some())
         });
         let took = row(&screen, ["computer", "computing"]).expect("it is there");
         let took: f64 = took
             .split_whitespace()
-            .next()
+            .nth(3) // after the count and the time in all
             .and_then(|n| n.parse().ok())
             .expect("a time");
         assert_likely!((100.0..400.0).contains(&took), "{screen}");
+        terminal.keys(&["/", "computing", "Enter"]);
+        terminal.wait("one row", |s| row(s, ["sleeper", "sleeping"]).is_none());
         terminal.keys(&["Enter"]);
-        terminal.wait("its stack", |s| s.contains("STACK") && s.contains("_run_once"));
+        terminal.wait("its stack", |s| {
+            let function = s.lines().nth(4).is_some_and(|first| first.contains("ing (/"));
+            s.contains("STACK") && function && s.contains("called by") && !s.contains("_run_once")
+        });
         terminal.keys(&["Escape"]);
-        terminal.wait("the list", |s| s.contains("TOOK"));
+        terminal.wait("the list", |s| s.contains("LONGEST"));
         terminal.keys(&["q"]);
         terminal.wait("shell", |s| s.contains("CODE 0"));
     });

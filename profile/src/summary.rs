@@ -193,7 +193,7 @@ pub fn lags(lags: &[Lag], threshold: u64) -> String {
         if lags.len() == 1 { "" } else { "s" },
         show(threshold),
         show(longest.length),
-        line(&format!("{task}{}", longest.function))
+        line(&format!("{task}{}", longest.place()))
     )
 }
 

@@ -312,7 +312,8 @@ fn site(profile: &Profile, state: NodeId, place: u32) -> String {
     }
 }
 
-fn is_of_library(file: &str) -> bool {
+/// Whether a Python file is part of the standard library or of a package.
+pub fn is_of_library(file: &str) -> bool {
     is_standard_library(file) || package(file).is_some()
 }
 

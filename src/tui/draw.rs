@@ -5,17 +5,21 @@ use ratatui::layout::{Constraint, Layout, Rect};
 use ratatui::style::{Color, Modifier, Style, Stylize};
 use ratatui::text::{Line, Span};
 use ratatui::widgets::{Block, Cell, Clear, Paragraph, Row as TableRow, Table};
+use unicode_width::UnicodeWidthStr;
 
 use super::app::{App, Page, Prompt};
-use super::rows::{RowTarget, TopOrder, TopRow};
+use super::rows::{TopOrder, TopRow};
 use crate::escape::line;
+use crate::export::short_paths::{place_within, without_tags};
+use crate::profile::lags::LagSite;
 use crate::profile::model::{FrameKind, Profile};
 use crate::profile::summary::percent;
 use crate::profile::values::Unit;
 use crate::profile::waits::WaitSite;
 
-/// Narrower screens have fewer columns.
+/// Narrower screens have fewer columns; the table of waits has more than others.
 const WIDE: u16 = 90;
+const WIDE_WAITS: u16 = 120;
 const NARROW: u16 = 50;
 /// Maximum indentation of a name.
 const MAX_DEPTH: usize = 40;
@@ -29,7 +33,7 @@ const HELP: &[(&str, &str)] = &[
     ("Up Down PgUp PgDn Home End", "move"),
     (
         "Enter",
-        "callers and callees of a function; one thread's samples; the stack of what kept a loop",
+        "callers and callees of a function; one thread's samples; what kept a loop, and the stack there",
     ),
     ("Esc", "back; then clear filter and thread"),
     ("s", "sort by self, total, name"),
@@ -198,7 +202,9 @@ fn table(app: &App, width: u16) -> Table<'static> {
     let (kind, all) = app.value();
     let is_time = kind.unit == Unit::Nanoseconds;
     let seconds = span(app.profile(), app.seconds);
-    let (rates, places) = (width >= NARROW, width >= WIDE);
+    let (rates, places) = (width >= WIDE, width >= NARROW);
+    let used = if rates { 2 * 8 + 2 * 11 + 1 } else { 2 * 8 + 1 };
+    let place_width = width.saturating_sub(used) * 2 / 5;
     let mark = |title: &str, by: TopOrder| {
         let arrow = if app.sort == by && app.page != Page::Stacks {
             "v"
@@ -229,10 +235,10 @@ fn table(app: &App, width: u16) -> Table<'static> {
         widths.extend([Constraint::Length(if is_time { 10 } else { 9 }); 2]);
     }
     titles.push(title);
-    widths.push(Constraint::Fill(3));
+    widths.push(Constraint::Fill(1));
     if places {
         titles.push("WHERE".into());
-        widths.push(Constraint::Fill(2));
+        widths.push(Constraint::Length(place_width));
     }
     let share = |n: u64| format!("{:>6.1} ", 100.0 * n as f64 / all.max(1) as f64);
     let rate = |n: u64| {
@@ -253,12 +259,7 @@ fn table(app: &App, width: u16) -> Table<'static> {
         let indent = " ".repeat(r.depth.min(MAX_DEPTH).min(usize::from(width) / 4));
         cells.push(Cell::from(format!("{indent}{}", line(&r.name))).style(color(r.kind)));
         if places {
-            let place = line(&r.place);
-            let place = match r.kind {
-                FrameKind::Python => end_of(&place, usize::from(width) / 4),
-                _ => place.into_owned(),
-            };
-            cells.push(Cell::from(place).dim());
+            cells.push(Cell::from(place_in(&r.place, place_width)).dim());
         }
         TableRow::new(cells)
     };
@@ -275,32 +276,39 @@ fn waits(app: &App, width: u16) -> Table<'static> {
     let value = p.waiting_time();
     let all = value.and_then(|value| p.amounts(value).first().copied()).unwrap_or(0);
     let seconds = span(p, app.seconds);
-    let (numbers, places) = (width >= NARROW, width >= WIDE);
+    let (is_narrow, is_wide) = (width < NARROW, width >= WIDE_WAITS);
     let mut titles = vec!["TOTAL%".to_string(), "     TOTAL".into()];
     let mut widths = vec![Constraint::Length(6), Constraint::Length(10)];
-    if numbers {
-        titles.extend(["   WAITS/s".to_string(), "       MAX".into()]);
-        widths.extend([Constraint::Length(10); 2]);
+    if is_wide {
+        titles.push("   WAITS/s".into());
     }
-    if places {
+    if !is_narrow {
+        titles.push("       MAX".into());
+    }
+    if is_wide {
         titles.extend(["       P50".to_string(), "       P99".into()]);
-        widths.extend([Constraint::Length(10); 2]);
     }
+    widths.resize(titles.len(), Constraint::Length(10));
+    let used: u16 = 6 + 10 * (titles.len() as u16 - 1) + titles.len() as u16 + 1;
+    let room = width.saturating_sub(used);
     titles.extend(["KIND".to_string(), "WHERE".into()]);
-    widths.extend([Constraint::Fill(1), Constraint::Fill(3)]);
+    widths.extend([Constraint::Fill(1), Constraint::Length(room * 3 / 5)]);
     let time = |ns: u64| format!("{:>10}", Unit::Nanoseconds.show(ns));
     let row = |(row, site): (&TopRow, &WaitSite)| {
         let share = 100.0 * site.total as f64 / all.max(1) as f64;
         let mut cells = vec![format!("{share:>6.1}"), time(site.total)];
-        if numbers {
-            cells.extend([format!("{:>10.1}", site.count / seconds), time(site.longest)]);
+        if is_wide {
+            cells.push(format!("{:>10.1}", site.count / seconds));
         }
-        if places {
+        if !is_narrow {
+            cells.push(time(site.longest));
+        }
+        if is_wide {
             cells.extend([time(site.median), time(site.p99)]);
         }
         let mut cells: Vec<Cell<'static>> = cells.into_iter().map(Cell::from).collect();
         cells.push(Cell::from(line(&row.name).into_owned()).style(color(row.kind)));
-        cells.push(Cell::from(line(&row.place).into_owned()).dim());
+        cells.push(Cell::from(place_in(&row.place, room * 3 / 5)).dim());
         TableRow::new(cells)
     };
     Table::new(app.rows.iter().zip(&app.sites).map(row), widths)
@@ -309,52 +317,46 @@ fn waits(app: &App, width: u16) -> Table<'static> {
         .column_spacing(1)
 }
 
-/// What blocked event loops for long: when, for how long, in which task and function.
+/// What blocked event loops for long: how often, for how long, in which task and function.
 fn lags(app: &App, width: u16) -> Table<'static> {
-    let mut titles = vec!["      TOOK".to_string(), "        AT".into()];
-    let mut widths = vec![Constraint::Length(10), Constraint::Length(10)];
-    titles.push("TASK".into());
-    widths.push(Constraint::Fill(1));
-    if width >= NARROW {
-        titles.push("WHERE".into());
-        widths.push(Constraint::Fill(3));
+    let is_narrow = width < NARROW;
+    let (mut titles, mut widths) = (Vec::new(), Vec::new());
+    if !is_narrow {
+        titles.extend(["COUNT".to_string(), "     TOTAL".into()]);
+        widths.extend([Constraint::Length(5), Constraint::Length(10)]);
     }
-    let row = |row: &TopRow| {
-        let at = match &row.target {
-            RowTarget::Lag(lag) => format!("{:>8.1} s", lag.time as f64 * 1e-9),
-            _ => String::new(),
-        };
-        let took = format!("{:>10}", Unit::Nanoseconds.show(row.counts.total));
-        let mut cells = vec![Cell::from(took), Cell::from(at)];
-        cells.push(Cell::from(line(&row.name).into_owned()).style(color(row.kind)));
-        if width >= NARROW {
-            // The function, and the end of its place.
-            let place = line(&row.place);
-            let (function, at) = place.split_once(" (").unwrap_or((&place, ""));
-            let at = end_of(at, usize::from(width) / 3);
-            let text = if at.is_empty() {
-                function.to_string()
-            } else {
-                format!("{function} ({at}")
-            };
-            cells.push(Cell::from(text));
+    titles.extend(["   LONGEST".to_string(), "TASK".into(), "WHERE".into()]);
+    let used = if is_narrow { 10 + 2 } else { 10 + 2 + 5 + 10 + 2 };
+    let room = width.saturating_sub(used);
+    widths.extend([
+        Constraint::Length(10),
+        Constraint::Fill(1),
+        Constraint::Length(room * 2 / 3),
+    ]);
+    let time = |ns: u64| format!("{:>10}", Unit::Nanoseconds.show(ns));
+    let row = |(row, site): (&TopRow, &LagSite)| {
+        let mut cells = Vec::new();
+        if !is_narrow {
+            cells.extend([format!("{:>5}", site.count), time(site.total)]);
         }
+        cells.push(time(site.longest.length));
+        let mut cells: Vec<Cell<'static>> = cells.into_iter().map(Cell::from).collect();
+        cells.push(Cell::from(line(&row.name).into_owned()).style(color(row.kind)));
+        cells.push(Cell::from(place_in(&row.place, room * 2 / 3)));
         TableRow::new(cells)
     };
-    Table::new(app.rows.iter().map(row), widths)
+    Table::new(app.rows.iter().zip(&app.lag_sites).map(row), widths)
         .header(TableRow::new(titles).style(Modifier::REVERSED))
         .row_highlight_style(Modifier::REVERSED)
         .column_spacing(1)
 }
 
-/// Shortens a path to its end, which is more informative.
-fn end_of(text: &str, width: usize) -> String {
-    let letters = text.chars().count();
-    if letters <= width {
-        return text.to_string();
-    }
-    let end: String = text.chars().skip(letters - width.saturating_sub(2)).collect();
-    format!("..{end}")
+/// A place in so many columns.
+fn place_in(place: &str, width: u16) -> String {
+    let width = usize::from(width);
+    let text = line(place);
+    let text = without_tags(&text);
+    place_within(&text, &|text| text.width() <= width).into_owned()
 }
 
 fn keys(app: &App) -> Line<'static> {

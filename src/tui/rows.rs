@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use regex_lite::Regex;
 
 use crate::event::Tid;
-use crate::profile::lags::Lag;
+use crate::profile::lags::{Lag, LagSite};
 use crate::profile::model::{Frame, FrameKind, NodeId, Profile};
 use crate::profile::stats::{FunctionId, SelfTotal, Stats};
 use crate::profile::waits::WaitSite;
@@ -26,6 +26,18 @@ pub enum RowTarget {
     Lag(Box<Lag>),
     /// A heading.
     None,
+}
+
+impl RowTarget {
+    /// Whether both are the same function, thread or blocked place, perhaps of different profiles. Headings are not.
+    pub fn is_same(&self, other: &RowTarget) -> bool {
+        match (self, other) {
+            (RowTarget::Function(a), RowTarget::Function(b)) => same(a, b),
+            (RowTarget::Thread(a), RowTarget::Thread(b)) => a == b,
+            (RowTarget::Lag(a), RowTarget::Lag(b)) => a.has_same_function(b),
+            _ => false,
+        }
+    }
 }
 
 /// A line of a table.
@@ -51,9 +63,8 @@ pub enum TopOrder {
 
 fn name(frame: &Frame) -> Cow<'_, str> {
     match frame.kind {
-        FrameKind::Python if !frame.qualname.is_empty() => (&frame.qualname).into(),
         FrameKind::Unknown => format!("{}+{:#x}", frame.name, frame.address).into(),
-        _ => (&frame.name).into(),
+        _ => frame.full_name().into(),
     }
 }
 
@@ -181,7 +192,7 @@ pub fn around(profile: &Profile, function: &Frame, by: TopOrder) -> Vec<TopRow> 
     let mut rows = vec![heading("called by")];
     rows.append(&mut callers);
     rows.push(heading("the function"));
-    rows.push(row(function, counts, 1));
+    rows.push(row(id.map_or(function, |id| stats.frame(id)), counts, 1));
     rows.push(heading("calls"));
     rows.append(&mut callees);
     rows.truncate(MAX_ROWS);
@@ -277,40 +288,45 @@ pub fn threads(profile: &Profile, filter: Option<&Regex>, by: TopOrder, gil_hold
     rows
 }
 
-/// A row for each callback that blocked an event loop for long, the last one first: its counts are the time, in ns.
-pub fn lags(profile: &Profile, filter: Option<&Regex>) -> Vec<TopRow> {
-    let fits = |lag: &&Lag| filter.is_none_or(|f| f.is_match(&lag.task) || f.is_match(&lag.function));
-    let row = |lag: &Lag| TopRow {
-        counts: SelfTotal {
-            self_count: lag.length,
-            total: lag.length,
-        },
-        name: if lag.task.is_empty() { "-" } else { &lag.task }.into(),
-        place: lag.function.clone(),
-        kind: FrameKind::Task,
-        target: RowTarget::Lag(Box::new(lag.clone())),
-        ..heading("")
+/// A row for each place where event loops were blocked for long: its counts are the longest time and the time in all, in ns.
+pub fn lags(sites: &[LagSite]) -> Vec<TopRow> {
+    let row = |site: &LagSite| {
+        let tasks = site.tasks_text();
+        TopRow {
+            counts: SelfTotal {
+                self_count: site.longest.length,
+                total: site.total,
+            },
+            name: if tasks.is_empty() { "-".into() } else { tasks },
+            place: site.place().into(),
+            kind: FrameKind::Task,
+            target: RowTarget::Lag(Box::new(site.longest.clone())),
+            ..heading("")
+        }
     };
-    profile
-        .meta
-        .lags
-        .iter()
-        .rev()
-        .filter(fits)
-        .take(MAX_ROWS)
-        .map(row)
-        .collect()
+    sites.iter().map(row).collect()
 }
 
-/// The stack of one of them.
+/// The stack of one of them: the program's function and what it called, then its callers, innermost first.
 pub fn lag_stack(lag: &Lag) -> Vec<TopRow> {
-    let frames = lag.stack.iter().take(MAX_ROWS).enumerate();
-    let row = |(depth, name): (usize, &String)| TopRow {
+    let row = |depth: usize, name: &String| TopRow {
         depth,
         kind: FrameKind::State,
         ..heading(name)
     };
-    frames.map(row).collect()
+    let first = lag.program_function().unwrap_or(0);
+    let inner = lag.stack.iter().skip(first).enumerate();
+    let mut rows: Vec<TopRow> = inner.map(|(depth, name)| row(depth, name)).collect();
+    if rows.is_empty() {
+        rows.push(heading("(no stack: no sample was taken meanwhile)"));
+    }
+    let callers = lag.callers();
+    if !callers.is_empty() {
+        rows.push(heading("called by"));
+        rows.extend(callers.iter().rev().map(|name| row(1, name)));
+    }
+    rows.truncate(MAX_ROWS);
+    rows
 }
 
 /// A row for each place where threads waited: its counts are the time, in ns.

@@ -7,7 +7,7 @@ use regex_lite::{Regex, RegexBuilder};
 use super::rows::{self, RowTarget, TopOrder, TopRow};
 use crate::event::Tid;
 use crate::export::select;
-use crate::profile::lags::Lag;
+use crate::profile::lags::{self, Lag, LagSite};
 use crate::profile::model::{Frame, Profile};
 use crate::profile::values::ValueType;
 use crate::profile::views::ViewOptions;
@@ -86,6 +86,8 @@ pub struct App {
     pub rows: Vec<TopRow>,
     /// Of the page of waits: one for each row.
     pub sites: Vec<WaitSite>,
+    /// The same of the page of what blocked event loops.
+    pub lag_sites: Vec<LagSite>,
     pub table: TableState,
     /// Rows that fit on the screen; set when it is drawn.
     pub page_rows: usize,
@@ -112,6 +114,7 @@ impl Default for App {
             shown: Profile::default(),
             rows: Vec::new(),
             sites: Vec::new(),
+            lag_sites: Vec::new(),
             table: TableState::default().with_selected(Some(0)),
             page_rows: 10,
         }
@@ -171,10 +174,16 @@ impl App {
             Page::Stacks => rows::stacks(&self.shown, filter),
             Page::Threads => rows::threads(&self.shown, filter, self.sort, &self.gil_holders),
             Page::Waits => {
-                self.sites = waiting(&self.profile, filter);
+                self.sites = waiting(&self.shown, filter);
                 rows::waits(&self.sites)
             }
-            Page::Lags => rows::lags(&self.profile, filter),
+            Page::Lags => {
+                self.lag_sites = lags::sites(&self.profile.meta.lags);
+                self.lag_sites
+                    .retain(|site| filter.is_none_or(|f| f.is_match(&site.text())));
+                self.lag_sites.truncate(rows::MAX_ROWS);
+                rows::lags(&self.lag_sites)
+            }
             Page::Lag(lag) => rows::lag_stack(lag),
             Page::CallersAndCallees(function) => rows::around(&self.shown, function, self.sort),
         };
@@ -183,8 +192,8 @@ impl App {
         let again = on
             .filter(|_| at > 0 && self.page != Page::Stacks)
             .and_then(|(target, depth)| {
-                let same = |r: &TopRow| r.depth == depth && r.target == target;
-                rows.iter().position(|r| target != RowTarget::None && same(r))
+                let same = |r: &TopRow| r.depth == depth && r.target.is_same(&target);
+                rows.iter().position(same)
             });
         self.rows = rows;
         self.select(again.unwrap_or(at));

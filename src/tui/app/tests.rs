@@ -282,3 +282,143 @@ fn times_are_shown_where_they_were_recorded() {
     let text = render(&mut app, 120, 12);
     assert!(text.contains("500.0 ms") && text.contains("33.3"), "{text}");
 }
+
+#[test]
+fn places_are_readable_in_80_columns() {
+    use crate::profile::build::Builder;
+    use crate::profile::values::ValueType;
+    let mut builder = Builder::new(&[ValueType::SAMPLES, ValueType::WALL]);
+    let file = "/srv/applications/shop/releases/2031-07-01/web/orders/views.py";
+    let f = builder.frame(Frame::python("order", "Orders.order", file, 117));
+    let module = "_umath.cpython-312-x86_64-linux-gnu.so";
+    let native = builder.frame(Frame::native("add", module, 7));
+    let state = builder.frame(Frame::new(FrameKind::State, "[waiting: read socket 127.0.0.1:5432]"));
+    builder.sample(1, (1, 2), &[(f, 1234), (native, 0)], &[1, 1]);
+    builder.sample(2, (1, 2), &[(f, 1234), (state, 0)], &[1, 6_000_000]);
+    let mut profile = builder.finish(Default::default());
+    profile.waits.lengths = vec![0, 3_000_000];
+    profile.meta.lags = vec![Lag {
+        length: 81_000_000,
+        task: "Task-25311".into(),
+        stack: vec!["_start (python3.12)".into(), format!("Orders.order ({file}:1234)")],
+        ..Lag::default()
+    }];
+    let mut app = app();
+    app.show(profile);
+    for (keys, expected) in [
+        ("1", "views.py:117"),
+        ("1", "_umath.so"),
+        ("4", "Orders.order (…/views.py:1234)"),
+        ("4", "read socket 127.0.0"),
+        ("5", "Orders.order (…/views.py:1234)"),
+    ] {
+        press(&mut app, keys);
+        let text = render(&mut app, 80, 12);
+        assert!(text.contains(expected), "{expected}\n{text}");
+    }
+}
+
+#[test]
+fn blocked_event_loops_are_listed_by_function() {
+    let mut app = app();
+    let lag = |length, task: &str, line: u32| Lag {
+        length,
+        task: task.into(),
+        stack: [
+            "_start (python3.12)",
+            "<module> (/srv/app.py:99)",
+            "[task: report]",
+            &format!("render (/srv/app.py:{line})"),
+            "JSONEncoder.encode (/usr/lib/python3.12/json/encoder.py:200)",
+        ]
+        .map(String::from)
+        .into(),
+        ..Lag::default()
+    };
+    let mut profile = profile();
+    profile.meta.lags = vec![lag(70_000_000, "Task-1", 7), lag(90_000_000, "Task-2", 8)];
+    app.show(profile.clone());
+    press(&mut app, "5");
+    let text = render(&mut app, 100, 12);
+    let row: Vec<&str> = text.lines().nth(4).unwrap_or_default().split_whitespace().collect();
+    let expected = [
+        "2",
+        "160.0",
+        "ms",
+        "90.00",
+        "ms",
+        "2",
+        "tasks",
+        "render",
+        "(/srv/app.py:8)",
+    ];
+    assert_eq!(row, expected, "{text}");
+    press(&mut app, "\n");
+    let names: Vec<(usize, &str)> = app.rows.iter().map(|row| (row.depth, &*row.name)).collect();
+    let expected = [
+        (0, "render (/srv/app.py:8)"),
+        (1, "JSONEncoder.encode (/usr/lib/python3.12/json/encoder.py:200)"),
+        (0, "called by"),
+        (1, "[task: report]"),
+    ];
+    assert_eq!(names, expected);
+    press(&mut app, "</report\n");
+    assert_eq!(app.rows.len(), 0, "no task has that name");
+}
+
+#[test]
+fn tasks_without_names_and_idle_pools_are_rows_that_stay() {
+    use crate::profile::build::Builder;
+    use crate::profile::values::ValueType;
+    let profile = |tasks: u32| {
+        let mut builder = Builder::new(&[ValueType::SAMPLES, ValueType::WALL]);
+        let handle = builder.frame(Frame::python("handle", "handle", "/srv/app.py", 1));
+        let worker = builder.frame(Frame::python(
+            "_worker",
+            "_worker",
+            "/lib/concurrent/futures/thread.py",
+            1,
+        ));
+        let wait = builder.frame(Frame::new(FrameKind::State, "[waiting: lock]"));
+        for number in 0..tasks {
+            let task = builder.frame(Frame::new(FrameKind::Task, format!("[task: Task-{number}]")));
+            builder.sample(1, (1, 1), &[(task, 0), (handle, 3)], &[1, 5]);
+        }
+        builder.sample(2, (1, 2), &[(worker, 5), (wait, 0)], &[1, 300]);
+        let mut profile = builder.finish(Default::default());
+        profile.waits.lengths = vec![0; tasks as usize + 1];
+        profile
+    };
+    let mut app = app();
+    app.show(profile(2));
+    press(&mut app, "ss");
+    assert_eq!(
+        shown(&app),
+        ["[idle: ThreadPoolExecutor] 1/1", "[task: handle ×2] 0/2", "handle 2/2"]
+    );
+    press(&mut app, "v");
+    app.show(profile(3));
+    assert_eq!(
+        (app.table.selected(), &*app.rows[1].name),
+        (Some(1), "[task: handle ×3]")
+    );
+    press(&mut app, "\n");
+    assert_eq!(app.rows[3].name, "[task: handle ×3]");
+    press(&mut app, "4");
+    assert_eq!((&*app.rows[0].name, app.rows.len()), ("idle ThreadPoolExecutor", 1));
+    app.view.task_names = true;
+    app.view.idle = true;
+    press(&mut app, "1");
+    app.show(profile(2));
+    let names: Vec<&str> = app.rows.iter().map(|row| &*row.name).collect();
+    assert_eq!(
+        names,
+        [
+            "[task: Task-0]",
+            "[task: Task-1]",
+            "[waiting: lock]",
+            "_worker",
+            "handle"
+        ]
+    );
+}

@@ -9,11 +9,10 @@ use crate::cli::output::row_filter;
 use crate::cli::output::table;
 use crate::cli::output::table::{Overflow, plain};
 use crate::error::{Error, ErrorKind, Result};
-use crate::escape::line;
-use crate::profile::lags::Lag;
+use crate::profile::lags::{self, Lag, LagSite};
 use crate::profile::values::Unit;
 
-/// The longest ones first.
+/// By function, the longest one first; in JSON each of them.
 ///
 /// # Errors
 /// `Data` where the profile has none.
@@ -27,13 +26,15 @@ pub fn lag(context: &ReportContext<'_>) -> Result<RenderedList> {
                 .hint("record again with `nativeprof record --lag 50ms -o out.json ...`"),
         );
     }
+    let mut sites = lags::sites(&lags);
+    row_filter::apply(&mut sites, context.filters, LagSite::text);
+    context.limit(&mut sites);
     lags.sort_by_key(|lag| (Reverse(lag.length), lag.start));
     row_filter::apply(&mut lags, context.filters, |lag| {
-        format!("{} {}", lag.task, lag.function)
+        format!("{} {} {}", lag.task, lag.place(), lag.function)
     });
-    context.limit(&mut lags);
     let list: Value = lags.iter().map(json_of).collect();
-    Ok(("lag_events", list, draw(context, &lags)))
+    Ok(("lag_events", list, draw(context, &sites)))
 }
 
 fn json_of(lag: &Lag) -> Value {
@@ -45,25 +46,30 @@ fn json_of(lag: &Lag) -> Value {
         "tid": lag.tid,
         "task": Some(&lag.task).filter(|task| !task.is_empty()),
         "function": lag.function,
+        "program_function": lag.place(),
         "stack": lag.stack,
     })
 }
 
-fn draw(context: &ReportContext<'_>, lags: &[Lag]) -> String {
+fn draw(context: &ReportContext<'_>, sites: &[LagSite]) -> String {
     let columns = [
-        ("TOOK", Overflow::Number),
+        ("COUNT", Overflow::Number),
+        ("TOTAL", Overflow::Number),
+        ("LONGEST", Overflow::Number),
         ("AT", Overflow::Number),
-        ("TASK", Overflow::Word),
+        ("TASK", Overflow::Start),
         ("WHERE", Overflow::End),
     ];
-    let row = |lag: &Lag| {
-        let task = if lag.task.is_empty() { "-" } else { &lag.task };
+    let row = |site: &LagSite| {
+        let tasks = site.tasks_text();
         vec![
-            plain(Unit::Nanoseconds.show(lag.length)),
-            plain(format!("{:.3} s", lag.time as f64 * 1e-9)),
-            plain(line(task)),
-            plain(line(&lag.function)),
+            plain(site.count.to_string()),
+            plain(Unit::Nanoseconds.show(site.total)),
+            plain(Unit::Nanoseconds.show(site.longest.length)),
+            plain(format!("{:.3} s", site.longest.time as f64 * 1e-9)),
+            plain(if tasks.is_empty() { "-" } else { &tasks }),
+            plain(site.place()),
         ]
     };
-    table::draw(&columns, &lags.iter().map(row).collect::<Vec<_>>(), &context.style)
+    table::draw(&columns, &sites.iter().map(row).collect::<Vec<_>>(), &context.style)
 }
