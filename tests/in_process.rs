@@ -1,6 +1,7 @@
 //! Sampling the current process: this test program samples itself. tests/python.rs does so with Python.
 
 use std::hint::black_box;
+use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
@@ -10,7 +11,7 @@ use nativeprof::capture::signal::SamplingClock;
 use nativeprof::in_process::thread_stack::{StackEntry, StackSampler, TIMEOUT, ThreadStack};
 use nativeprof::in_process::{ProfilerConfig, Recorder};
 use nativeprof::profile::model::Profile;
-use nativeprof::sys::{procfs, threads};
+use nativeprof::sys::{files, procfs, threads};
 
 use common::chance::{assert_likely, patience, repeated};
 mod common;
@@ -293,6 +294,25 @@ fn wall_time_includes_sleeping_threads() {
             of("wall")
         );
         assert_eq!(of("cpu") + of("off_cpu"), of("wall"));
+    });
+}
+
+/// As from outside: what polls one descriptor waits for that.
+#[test]
+fn a_poll_of_one_descriptor_is_a_wait_for_it() {
+    repeated(|| {
+        let _live = common::live();
+        let asleep = Crowd::new(2, |ended| {
+            let (reader, _writer) = std::io::pipe().expect("a pipe");
+            while !ended.load(Ordering::Relaxed) {
+                files::poll(&[reader.as_fd()], Duration::from_millis(50)).expect("it can be polled");
+            }
+        });
+        let profile = record(SamplingClock::Wall, Some(asleep.thread_pointers.clone()), || {
+            thread::sleep(Duration::from_millis(300));
+        });
+        let (waiting, taken) = (samples(&profile, "[waiting: read pipe]"), profile.meta.quality.taken);
+        assert_likely!(waiting * 10 >= taken * 9 && taken > 0, "{waiting} of {taken}");
     });
 }
 

@@ -1,5 +1,5 @@
 //! What a thread polls that sleeps: of one descriptor, what it waits for is known. The BPF program does the same (`polled_by` and
-//! `selected` in off_cpu.h).
+//! `selected_by` in off_cpu.h).
 
 use crate::arch;
 use crate::event::Polled;

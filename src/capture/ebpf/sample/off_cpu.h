@@ -84,37 +84,41 @@ static __always_inline __u64 futex_of(struct system_call *call)
 	return call->number == FUTEX ? call->first : 0;
 }
 
-// The descriptor below `count`, if it is the only one in the sets of a select, and its events; as `polled` of `struct head`. The
-// sets are read before the thread is woken: the kernel then writes its answer into them.
-__noinline __u64 selected(__u64 count, __u64 reading, __u64 writing, __u64 exceptional)
+// What is in a set of descriptors: 0: nothing, 1: the last one below `count` and no other, 2: others. (Not static: as walk_chain.
+// Without a loop over words that are read one by one, which takes the verifier a hundred times as long.)
+__noinline int members(__u64 set, __u64 count)
 {
-	__u64 sets[3] = { reading, writing, exceptional }, events[3] = { POLLIN, POLLOUT, POLLPRI };
-	__u64 polled = 0, word, only;
-	int i, set;
+	__u64 words[SELECT_WORDS - 1] = {}, last = 0, others, at = (count - 1) / 64;
+	int i;
 
-	if (count - 1 >= 64 * SELECT_WORDS)
+	if (at >= SELECT_WORDS)
+		return 2;
+	if (!set)
 		return 0;
-	for (i = 0; i < SELECT_WORDS; i++) {
-		if (64 * i >= count)
-			break;
-		only = (count - 1) / 64 == i ? 1ULL << ((count - 1) & 63) : 0;
+	BOUND(at, SELECT_WORDS - 1);
+	if (bpf_probe_read_user(words, 8 * at, (void *)set) || bpf_probe_read_user(&last, 8, (void *)(set + 8 * at)))
+		return 2;
+	others = last & ~(1ULL << ((count - 1) & 63));
 #pragma unroll
-		for (set = 0; set < 3; set++) {
-			word = 0;
-			if (sets[set] && bpf_probe_read_user(&word, 8, (void *)(sets[set] + 8 * i)))
-				return 0;
-			if (word & ~only)
-				return 0;
-			if (word)
-				polled |= events[set] << 32 | (count - 1);
-		}
-	}
-	return polled;
+	for (i = 0; i < SELECT_WORDS - 1; i++)
+		others |= words[i];
+	return others ? 2 : last != 0;
 }
 
+// What a select waits for, as `polled` of `struct head`. The sets are read before the thread is woken: the kernel then writes its
+// answer into them.
 static __always_inline __u64 selected_by(struct system_call *call)
 {
-	return IS_SELECT(call->number) ? selected(call->first, call->second, call->third, call->fourth) : 0;
+	__u64 reading, writing, exceptional;
+
+	if (!IS_SELECT(call->number))
+		return 0;
+	reading = members(call->second, call->first);
+	writing = members(call->third, call->first);
+	exceptional = members(call->fourth, call->first);
+	if ((reading | writing | exceptional) & 2)
+		return 0;
+	return (reading * POLLIN | writing * POLLOUT | exceptional * POLLPRI) << 32 | (call->first - 1);
 }
 
 // The same of a poll, whose list stays as it is.
