@@ -299,5 +299,10 @@ mod tests {
         let times: Vec<u64> = folded.timeline.iter().map(|sample| sample.time).collect();
         assert_eq!((times, &folded.labels), (vec![1, 2, 3, 4], &profile.labels));
         assert_eq!(fold(&folded), None);
+        // Where the lines of a sample are not known, its functions are.
+        profile.sample_places[3] = NO_PLACE;
+        let without_lines = fold(&profile).expect("there is a pool");
+        let counts = |profile: &Profile| profile.nodes.iter().map(|node| node.count).collect::<Vec<u64>>();
+        assert_eq!(counts(&without_lines), counts(&folded));
     }
 }

@@ -335,6 +335,7 @@ fn row(m: &ModuleMeta) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::build::Builder;
 
     #[test]
     fn percent_is_never_rounded_up() {
@@ -358,6 +359,25 @@ mod tests {
         ] {
             assert_eq!(without_peer(kind), sum);
         }
+    }
+
+    #[test]
+    fn idle_pools_are_listed_by_name() {
+        let mut builder = Builder::new(&[ValueType::SAMPLES, ValueType::WALL, ValueType::OFF_CPU]);
+        let file = "/usr/lib/python3.12/concurrent/futures/thread.py";
+        let worker = builder.frame(Frame::python("_worker", "_worker", file, 1));
+        let main = builder.frame(Frame::python("main", "main", "app.py", 1));
+        let lock = builder.frame(Frame::new(FrameKind::State, "[waiting: lock]"));
+        builder.sample(0, (1, 1), &[(main, 2), (lock, 0)], &[1, 2_000_000_000, 2_000_000_000]);
+        builder.sample(0, (1, 2), &[(worker, 2), (lock, 0)], &[1, 7_000_000_000, 7_000_000_000]);
+        let profile = builder.finish(Meta::default());
+        let line = |idle| thread_states(&profile, idle).expect("it has waiting time");
+        assert!(
+            line(false).ends_with("waiting 9.00 s (idle ThreadPoolExecutor 7.00 s, lock 2.00 s)"),
+            "{}",
+            line(false)
+        );
+        assert!(line(true).ends_with("waiting 9.00 s (lock 9.00 s)"), "{}", line(true));
     }
 
     #[test]

@@ -139,7 +139,9 @@ pub fn fold(profile: &Profile) -> Option<Profile> {
 mod tests {
     use super::*;
     use crate::build::Builder;
+    use crate::diff::RowMap;
     use crate::model::Meta;
+    use crate::stats::Stats;
     use crate::values::ValueType;
     use crate::view::frame_text;
 
@@ -221,6 +223,25 @@ mod tests {
             "@2;[task: App.other];App.other 1",
         ];
         assert_eq!(rows.as_deref(), Some(&expected.map(String::from)[..]));
+    }
+
+    /// In a comparison a group is the same function, however many tasks it has.
+    #[test]
+    fn groups_are_found_again() {
+        let profile = |tasks: u32| {
+            let mut builder = Builder::new(&[ValueType::SAMPLES]);
+            let handle = builder.frame(Frame::python("handle", "handle", "app.py", 1));
+            for number in 0..tasks {
+                let task = builder.frame(Frame::new(FrameKind::Task, format!("[task: Task-{number}]")));
+                builder.sample(0, (1, 1), &[(task, 0), (handle, 2)], &[1]);
+            }
+            fold(&builder.finish(Meta::default())).expect("tasks without names")
+        };
+        let profiles = [profile(2), profile(3)];
+        let stats = profiles.each_ref().map(Stats::new);
+        let rows = RowMap::of_functions(&stats[0], &stats[1]);
+        let groups = rows.frames.iter().filter(|frame| frame.name == "[task: handle]");
+        assert_eq!(groups.count(), 1);
     }
 
     #[test]
