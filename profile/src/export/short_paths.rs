@@ -51,6 +51,8 @@ fn says_something(end: &str) -> bool {
 
 /// Directories at the end of a path that a shortened one keeps, at most.
 const MAX_KEPT: usize = 8;
+/// Bytes of a text whose paths are shortened; a longer one only loses its start, as texts may be made to cost time.
+const MAX_TEXT: usize = 512;
 /// What links the program's function to that of the library which waits, see [`crate::waits::WaitSite::site`].
 const IN: &str = ") in ";
 
@@ -92,6 +94,9 @@ impl<'a> TextPart<'a> {
 pub fn place_within<'a>(text: &'a str, fits: &dyn Fn(&str) -> bool) -> Cow<'a, str> {
     if fits(text) {
         return text.into();
+    }
+    if text.len() > MAX_TEXT {
+        return end_within(text, fits).into();
     }
     // Parentheses enclose places; a place may also be alone.
     let mut parts: Vec<TextPart<'a>> = text.split_inclusive(['(', ')']).map(TextPart::new).collect();
@@ -177,8 +182,10 @@ mod tests {
             let fits = |text: &str| text.chars().count() <= width;
             assert_eq!(place_within(text, &fits), expected, "{text} in {width}");
         }
-        let deep = format!("{}x.py:9", "d/".repeat(2000));
-        assert_eq!(place_within(&deep, &|text| text.len() < 20), "d/…/d/d/d/x.py:9");
+        for (depth, expected) in [(200, "d/…/d/d/d/x.py:9"), (2000, "…d/d/d/d/d/x.py:9")] {
+            let deep = format!("{}x.py:9", "d/".repeat(depth));
+            assert_eq!(place_within(&deep, &|text| text.len() < 20), expected);
+        }
     }
 
     #[test]

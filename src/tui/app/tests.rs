@@ -306,7 +306,7 @@ fn places_are_readable_in_80_columns() {
     let mut app = app();
     app.show(profile);
     for (keys, expected) in [
-        ("1", "views.py:117"),
+        ("1", "views.py:1234"),
         ("1", "_umath.so"),
         ("4", "Orders.order (…/views.py:1234)"),
         ("4", "read socket 127.0.0"),
@@ -394,13 +394,18 @@ fn tasks_without_names_and_idle_pools_are_rows_that_stay() {
     press(&mut app, "ss");
     assert_eq!(
         shown(&app),
-        ["[idle: ThreadPoolExecutor] 1/1", "[task: handle ×2] 0/2", "handle 2/2"]
+        [
+            "handle 10/10",
+            "other functions: libraries, C code 0/0",
+            "[idle: ThreadPoolExecutor] 300/300",
+            "[task: handle ×2] 0/10"
+        ]
     );
-    press(&mut app, "v");
+    press(&mut app, "vvv");
     app.show(profile(3));
     assert_eq!(
-        (app.table.selected(), &*app.rows[1].name),
-        (Some(1), "[task: handle ×3]")
+        (app.table.selected(), &*app.rows[3].name),
+        (Some(3), "[task: handle ×3]")
     );
     press(&mut app, "\n");
     assert_eq!(app.rows[3].name, "[task: handle ×3]");
@@ -414,11 +419,12 @@ fn tasks_without_names_and_idle_pools_are_rows_that_stay() {
     assert_eq!(
         names,
         [
+            "_worker",
+            "handle",
+            "other functions: libraries, C code",
             "[task: Task-0]",
             "[task: Task-1]",
             "[waiting: lock]",
-            "_worker",
-            "handle"
         ]
     );
 }
