@@ -183,8 +183,9 @@ pub enum Descriptor {
 /// The only descriptor of a `poll` or `select`, as it was given to the call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Polled {
+    /// Its number in the process.
     pub descriptor: u32,
-    /// As in `struct pollfd` (include/uapi/asm-generic/poll.h, Linux 6.18).
+    /// What is waited for, as in `struct pollfd` (include/uapi/asm-generic/poll.h, Linux 6.18).
     pub events: u16,
 }
 
