@@ -337,9 +337,9 @@ fn places_are_readable_in_80_columns() {
     let scratch = Scratch::new();
     let file = server_profile(&scratch);
     for (words, expected) in [
-        ("", "14.00 ms 60.9 0.0 8.7 14.00 ms 60.9 Orders.order …iews.py:1234"),
-        ("--by function", "2 14.3 2 14.3 native add _umath.so"),
-        ("--by module", "2 14.3 2 14.3 _umath.so"),
+        ("", "14.00 ms 60.9 0.0 8.7 14.00 ms Orders.order …/views.py:1234"),
+        ("--by function", "2.00 ms 8.7 2.00 ms 8.7 native add _umath.so"),
+        ("--by module", "2.00 ms 8.7 2.00 ms 8.7 _umath.so"),
         (
             "--waits",
             "12.00 ms 3.0 4.00 ms read 127.0.0.1:5432 …ders.order (…/views.py:1234)",

@@ -12,6 +12,8 @@ use crate::profile::stats::{FunctionId, Stats};
 use crate::profile::values::ValueType;
 use crate::profile::your_functions::{InnermostFunctions, Whose};
 
+/// Narrower screens have fewer columns.
+const WIDE: usize = 100;
 /// Rows of the user's functions, unless filters are given: the others follow on the same screen.
 const YOUR_ROWS: usize = 15;
 
@@ -154,10 +156,12 @@ fn draw_table(context: &ReportContext<'_>, rows: &[ReportRow], of: Columns) -> S
         columns.push(number("SELF %"));
     }
     columns.extend(parts.iter().map(|title| number(*title)));
-    if has_amounts {
-        columns.extend(totals);
-    } else {
-        columns.push(number("TOTAL %"));
+    // On a narrow screen the place needs the columns more.
+    let has_total_share = !has_amounts || context.style.width.is_none_or(|width| width >= WIDE);
+    match (has_amounts, has_total_share) {
+        (true, true) => columns.extend(totals),
+        (true, false) => columns.push(number(&titles[1])),
+        (false, _) => columns.push(number("TOTAL %")),
     }
     let place = if of == Columns::Yours { "LINE" } else { "WHERE" };
     columns.extend([("FUNCTION", Overflow::Start), (place, Overflow::End)]);
@@ -176,6 +180,9 @@ fn draw_table(context: &ReportContext<'_>, rows: &[ReportRow], of: Columns) -> S
             (None, None) => cells.push(plain(row.native.map_or(String::new(), |native| share(native, whole)))),
         }
         amount(&mut cells, row.total);
+        if !has_total_share {
+            cells.pop();
+        }
         cells.push(Cell {
             text: row.name.clone(),
             color: row.kind.map_or(Color::Plain, color),
