@@ -4,6 +4,9 @@ use std::collections::BTreeSet;
 
 use crate::model::Frame;
 
+/// Longer names are taken as they are, bytes.
+const MAX_NAME: usize = 4 << 10;
+
 /// What a word names.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Named {
@@ -66,6 +69,9 @@ fn ends_with(name: &str, parts: &str) -> bool {
 /// A name up to its parameters.
 fn without_parameters(name: &str) -> &str {
     let mut from = 0;
+    if name.len() > MAX_NAME {
+        return name;
+    }
     while let Some(at) = name[from..].find('(').map(|at| from + at) {
         let Some((inside, after)) = split_closed(&name[at..], '(', ')') else {
             return name;
@@ -87,15 +93,44 @@ fn continues(after: &str) -> bool {
 
 /// A native name without its result, template arguments and parameters: `geo::Grid::nearest` of
 /// `double geo::Grid<double>::nearest<int>(int) const`, and `geo::Grid::next` of `<geo::Grid as Iterator>::next` (Rust).
+/// Names of more than 4 KiB stay as they are.
 pub fn plain(name: &str) -> String {
-    let mut out = String::new();
-    let mut rest = name;
-    let self_type = name.strip_prefix('<').and_then(|_| split_closed(name, '<', '>'));
-    if let Some((of, after)) = self_type.filter(|(_, after)| after.starts_with("::")) {
-        let of = of.get(1..of.len() - 1).unwrap_or(of);
-        out = plain(of.split(" as ").next().unwrap_or(of));
-        rest = after;
+    if name.len() > MAX_NAME {
+        return name.into();
     }
+    let mut rest = name;
+    // Of `<Type as Trait>::next`, also nested, the types' names remain.
+    let mut members = Vec::new();
+    while let Some((of, after)) = split_closed(rest, '<', '>')
+        && after.starts_with("::")
+    {
+        members.push(after);
+        let of = of.get(1..of.len() - 1).unwrap_or("");
+        rest = self_type(of);
+    }
+    let mut out = plain_path(String::new(), rest);
+    while let Some(after) = members.pop() {
+        out = plain_path(out, after);
+    }
+    out
+}
+
+/// What precedes ` as `, outside of brackets.
+fn self_type(of: &str) -> &str {
+    let mut depth = 0usize;
+    for (at, c) in of.char_indices() {
+        match c {
+            '<' => depth += 1,
+            '>' => depth = depth.saturating_sub(1),
+            ' ' if depth == 0 && of[at..].starts_with(" as ") => return &of[..at],
+            _ => {}
+        }
+    }
+    of
+}
+
+/// Appends a name to a scope.
+fn plain_path(mut out: String, mut rest: &str) -> String {
     while let Some(c) = rest.chars().next() {
         let operator = rest.strip_prefix("operator").filter(|_| is_start_of_word(&out));
         let sign = operator.map(operator_sign).filter(|sign| !sign.is_empty());
@@ -113,10 +148,8 @@ pub fn plain(name: &str) -> String {
             }
             (_, Some((_, after)), '<') => {
                 rest = after;
-                // `<impl Type>` is a part of its own.
-                if out.ends_with("::") && rest.starts_with("::") {
-                    rest = &rest[2..];
-                }
+                // `<impl Type>` is a part of its own, and arguments can follow `::`.
+                out.truncate(out.strip_suffix("::").map_or(out.len(), str::len));
             }
             (_, Some((inside, after)), '{') => {
                 out += inside;
@@ -165,14 +198,17 @@ fn operator_sign(after: &str) -> &str {
     &after[..end]
 }
 
-/// A bracket at the start with what it encloses, and what follows; `None` if it is not closed.
+/// A bracket at the start with what it encloses, and what follows; `None` if there is none or it is not closed.
 fn split_closed(text: &str, open: char, close: char) -> Option<(&str, &str)> {
+    if !text.starts_with(open) {
+        return None;
+    }
     let mut depth = 0usize;
     let mut before = ' ';
     for (at, c) in text.char_indices() {
         if c == open {
             depth += 1;
-        } else if c == close && before != '-' {
+        } else if c == close && (c, before) != ('>', '-') {
             depth -= 1;
             if depth == 0 {
                 return Some(text.split_at(at + c.len_utf8()));
@@ -220,18 +256,39 @@ mod tests {
                 "<alloc::vec::Vec<T,A> as core::ops::Drop>::drop",
                 "alloc::vec::Vec::drop",
             ),
+            ("<<geo::Grid<T> as A>::Item as B>::step", "geo::Grid::Item::step"),
             ("geo::walk::{closure#0}", "geo::walk::{closure#0}"),
             ("core::slice::<impl [T]>::iter", "core::slice::iter"),
+            ("geo::nearest::<u32, 3, geo::go::{closure#0}>", "geo::nearest"),
+            ("geo::Grid::<u8>::step", "geo::Grid::step"),
             ("vtable for A<int>", "A"),
             ("<module>", ""),
             ("", ""),
             ("(", "("),
             ("<", "<"),
             ("a<b>>c", "a>c"),
+            ("a>b", "a>b"),
+            ("a)b(c", "a)b(c"),
             ("é<ü>(ö)", "é"),
         ] {
             assert_eq!(plain(name), expected, "{name}");
+            // Parts of names do no harm.
+            let at: Vec<usize> = name.char_indices().map(|(at, _)| at).collect();
+            for (from, to) in at.iter().flat_map(|from| at.iter().map(move |to| (*from, *to))) {
+                let part = name.get(from..to).unwrap_or("");
+                assert!(plain(part).len() + without_parameters(part).len() <= 2 * part.len());
+            }
         }
+        // Hostile names are bounded.
+        for unit in ["<", "(", "f(", "<a>::", "{", "operator"] {
+            for count in [500, 100_000] {
+                let name = unit.repeat(count);
+                assert!(plain(&name).len() <= name.len());
+                assert!(without_parameters(&name).len() <= name.len());
+            }
+        }
+        let nested = "<".repeat(600) + "a" + &">::b".repeat(600);
+        assert_eq!(plain(&nested), "a".to_string() + &"::b".repeat(600));
     }
 
     #[test]

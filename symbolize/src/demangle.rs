@@ -126,6 +126,19 @@ mod tests {
             ),
             ("_ZN17h0123456789abcdefE", "h0123456789abcdef"),
             ("_RNvCskwGfYPst2Cb_7mycrate3foo", "mycrate::foo"),
+            (
+                "_RINvNtCs2OpA4fNwd7R_1r3geo7nearestmKj3_NCNvB4_2go0EB4_",
+                "r::geo::nearest::<u32, 3, r::go::{closure#0}>",
+            ),
+            (
+                "_RNvXNtCs2OpA4fNwd7R_1r3geoINtB2_4GridhENtB2_4Walk4stepB4_",
+                "<r::geo::Grid<u8> as r::geo::Walk>::step",
+            ),
+            ("_RNvNtCs2OpA4fNwd7R_1r3geou9gre_6ka8i", "r::geo::größe"),
+            (
+                "_ZN54_$LT$r..geo..Grid$LT$T$GT$$u20$as$u20$r..geo..Walk$GT$4step17h0123456789abcdefE",
+                "<r::geo::Grid<T> as r::geo::Walk>::step",
+            ),
             ("_Zbogus", "_Zbogus"),
             ("_R", "_R"),
             (&deep, &deep),
