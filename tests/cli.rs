@@ -708,7 +708,7 @@ fn binary_formats_are_not_written_to_a_terminal() {
             String::from_utf8_lossy(&done.stdout).into_owned(),
         )
     };
-    for format in ["pprof", "perfetto", "pstats", "json.gz"] {
+    for format in ["pprof", "otlp", "perfetto", "pstats", "json.gz"] {
         let (is_written, said) = on_terminal(format);
         let expected = format!("{format} is not written to a terminal");
         assert!(

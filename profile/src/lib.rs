@@ -35,6 +35,7 @@ pub mod lags;
 pub mod measure;
 pub mod merge;
 pub mod model;
+mod otlp;
 pub mod places;
 pub mod pstats;
 pub mod samples;

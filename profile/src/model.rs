@@ -224,7 +224,7 @@ pub struct Quality {
 }
 
 /// How long threads of the target were stopped per sample.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StopSummary {
     /// The median, microseconds.
     pub median_us: u64,

@@ -10,6 +10,7 @@ pub mod diff_flamegraph;
 pub mod firefox;
 pub mod flamegraph;
 pub mod html;
+pub mod otlp;
 pub mod perfetto;
 pub mod pprof;
 pub mod pstats;
@@ -152,6 +153,16 @@ pub const FORMATS: &[Format] = &[
         has_names_only: false,
         is_complete: false,
         write: pprof::write,
+    },
+    Format {
+        name: "otlp",
+        extensions: &[".otlp", ".otlp.gz"],
+        help: "for OpenTelemetry: OTLP profiles, gzip-compressed",
+        audience: Audience::Programs,
+        is_binary: true,
+        shows_one_value: false,
+        has_names_only: false,
+        write: otlp::write,
     },
     Format {
         name: "chrome",
@@ -321,6 +332,8 @@ mod tests {
             ("a.speedscope.json", "speedscope"),
             ("a.firefox.json", "firefox"),
             ("a.pb.gz", "pprof"),
+            ("a.otlp", "otlp"),
+            ("a.otlp.gz", "otlp"),
             ("a.trace.json", "chrome"),
             ("a.prof", "pstats"),
         ] {
