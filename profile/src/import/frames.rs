@@ -136,7 +136,7 @@ pub fn hexadecimal(digits: &str) -> Option<u64> {
 }
 
 /// A name without what stands for an empty one.
-fn named(name: &str) -> &str {
+pub fn named(name: &str) -> &str {
     if name == "[unnamed]" { "" } else { name }
 }
 

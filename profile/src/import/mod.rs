@@ -11,6 +11,7 @@
 mod collapsed;
 mod firefox;
 mod frames;
+mod otlp;
 mod page;
 mod perf_script;
 mod pprof;
@@ -85,6 +86,13 @@ pub const READERS: &[Reader] = &[
         file: "a pprof file",
         is: pprof::is,
         read: pprof::read,
+        hint: "",
+    },
+    Reader {
+        name: "otlp",
+        file: "a file of OTLP profiles",
+        is: otlp::is,
+        read: otlp::read,
         hint: "",
     },
     Reader {

@@ -318,7 +318,7 @@ fn numbers<const N: usize>(message: Field<'_>, fields: [u64; N]) -> Result<[u64;
 }
 
 /// A unit of pprof's, and what its amounts are multiplied with.
-fn unit_of(name: &str) -> (Unit, u64) {
+pub fn unit_of(name: &str) -> (Unit, u64) {
     match name {
         "nanoseconds" | "ns" => (Unit::Nanoseconds, 1),
         "microseconds" | "us" => (Unit::Nanoseconds, 1_000),

@@ -241,7 +241,7 @@ fn waits() -> Profile {
 #[test]
 fn what_we_write_is_read() {
     for (profile, values) in [(golden(), 1), (waits(), 2)] {
-        for name in ["json", "html", "collapsed", "speedscope", "firefox", "pprof"] {
+        for name in ["json", "html", "collapsed", "speedscope", "firefox", "pprof", "otlp"] {
             let format = export::by_name(name).unwrap();
             let mut out = Vec::new();
             (format.write)(&profile, &mut out).unwrap();

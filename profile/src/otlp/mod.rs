@@ -21,6 +21,8 @@ pub const PID: &str = "process.pid";
 pub const TID: &str = "thread.id";
 /// Of a sample.
 pub const THREAD_NAME: &str = "thread.name";
+/// The file name of the executable, of a resource.
+pub const EXECUTABLE: &str = "process.executable.name";
 /// Of a resource.
 pub const RUNTIME_NAME: &str = "process.runtime.name";
 /// Of a resource.
@@ -186,15 +188,18 @@ pub const NUMBERS: &[NumberFact] = &[
     },
 ];
 
+const SECOND: u64 = 1_000_000_000;
+
 /// Seconds as ns. Times before the epoch, and what is no number, are 0.
 pub fn nanoseconds(seconds: f64) -> u64 {
-    // Conversion saturates.
-    (seconds * 1e9).round() as u64
+    // The parts alone, since times since the epoch have more digits than a number of this type. Conversion saturates.
+    let fraction = (seconds.fract() * 1e9).round() as u64;
+    (seconds.trunc() as u64).saturating_mul(SECOND).saturating_add(fraction)
 }
 
 /// ns as seconds.
 pub fn seconds(nanoseconds: u64) -> f64 {
-    nanoseconds as f64 / 1e9
+    (nanoseconds / SECOND) as f64 + (nanoseconds % SECOND) as f64 / 1e9
 }
 
 impl From<&str> for AnyValue {

@@ -170,7 +170,8 @@ impl<'a> StackTables<'a> {
                 (otlp::UNNAMED, row.unnamed, "{frame}"),
                 (otlp::SAMPLES, row.samples, "{sample}"),
             ];
-            for (key, number, unit) in numbers.into_iter().filter(|(_, number, _)| *number > 0) {
+            // Even those of 0: a mapping without attributes is a module of which no more is known.
+            for (key, number, unit) in numbers {
                 attribute_indices.push(dictionary.attribute_in(key, number, unit));
             }
         }
