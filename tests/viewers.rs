@@ -283,12 +283,12 @@ fn speedscope_reads_collapsed_stacks() {
     });
 }
 
-/// Read with Perfetto's own message definitions.
-fn perfetto(file: &Path) -> Value {
+/// What a script reads with the message definitions of the format.
+fn checked(script: &str, file: &Path) -> Value {
     let mut python = Command::new(&newest_python().exe);
     python
         .env("PYTHONPATH", viewers("python"))
-        .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/viewers/perfetto_check.py"))
+        .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/viewers").join(script))
         .arg(file);
     json(&run(&mut python))
 }
@@ -296,7 +296,7 @@ fn perfetto(file: &Path) -> Value {
 #[test]
 fn perfetto_traces_have_all_samples() {
     each("perfetto", ".pftrace", |profile, file| {
-        let found = perfetto(file);
+        let found = checked("perfetto_check.py", file);
         let functions = found["functions"].as_object().expect("an object").iter();
         let functions = functions.map(|(name, row)| (name.clone(), (number(&row[0]), number(&row[1]))));
         same(
@@ -451,6 +451,39 @@ fn pprof(file: &Path, index: &str) -> (BTreeMap<String, (u64, u64)>, u64) {
         assert_eq!(before, None, "{name}");
     }
     (rows, value(total))
+}
+
+/// A recorded profile and the golden one follow the rules of the format, and have all samples.
+#[test]
+fn opentelemetry_reads_otlp() {
+    each("otlp", ".otlp", |profile, file| {
+        let found = checked("otlp_check.py", file);
+        let functions = found["functions"].as_object().expect("an object").iter();
+        let functions = functions.map(|(name, row)| (name.clone(), (number(&row[0]), number(&row[1]))));
+        same(&functions.collect(), &figures(profile, name).functions);
+        for (at, value) in profile.value_types().iter().enumerate() {
+            let total = number(&found["totals"][&*value.kind.name]);
+            assert_eq!(total, profile.amounts(at)[0], "{:?}", value.kind);
+        }
+        let expected = threads(profile).into_iter();
+        let expected = expected.map(|(tid, (samples, last, _))| (tid.to_string(), (samples, last)));
+        let rows = found["threads"].as_object().expect("an object").iter();
+        let rows = rows.map(|(tid, row)| (tid.clone(), (number(&row[0]), number(&row[1]))));
+        same(&rows.collect(), &expected.collect());
+        let ids: BTreeSet<&str> = profile.meta.modules.iter().map(|row| &*row.build_id).collect();
+        for id in found["build_ids"].as_array().expect("a list") {
+            assert!(ids.contains(id.as_str().expect("a string")), "{id}");
+        }
+        let quality = &profile.meta.quality;
+        for (key, samples) in [
+            ("exact", quality.exact),
+            ("taken", quality.taken),
+            ("lost", quality.lost),
+        ] {
+            let key = format!("nativeprof.quality.{key}");
+            assert_eq!(found["recording"][&key].as_u64().unwrap_or(0), samples, "{key}");
+        }
+    });
 }
 
 #[test]
