@@ -89,6 +89,34 @@ fn a_page_is_read_as_the_profile_that_it_shows() {
     }
 }
 
+/// What is not in such files is what is known of waits besides their time, and lags.
+#[test]
+fn otlp_profiles_are_reported_as_json_is() {
+    let scratch = Scratch::new();
+    for mode in ["waits", "lag", "spans", "workers", "tasks", "gil"] {
+        let tape = format!("fixtures/tapes/modes/{mode}.tape");
+        let [json, otlp] = ["x.json", "x.otlp"].map(|name| scratch.path(name));
+        let reports = [&json, &otlp].map(|file| {
+            let file = file.to_str().expect("UTF-8");
+            stdout(&run(&["export", &tape, "-o", file], ""));
+            let tables = [
+                &[][..],
+                &["--by", "function", "--interpreter-frames"],
+                &["--by", "line"],
+                &["--by", "span"],
+                &["--by", "thread"],
+            ];
+            tables.map(|words| {
+                let report = run(&[&["report", file, "--json"], words].concat(), "");
+                // There may be no spans in it.
+                let said = String::from_utf8_lossy(&report.stdout).replace(file, "x");
+                (report.status.code(), said)
+            })
+        });
+        assert!(reports[0] == reports[1], "{mode}");
+    }
+}
+
 /// Comparisons, damaged pages and those of earlier versions say what to do.
 #[test]
 fn pages_without_a_profile_are_refused() {

@@ -9,6 +9,7 @@ use super::*;
 use crate::build::Builder;
 use crate::export::otlp::encode;
 use crate::json;
+use crate::labels::LabelSet;
 use crate::model::{Frame, FrameKind, Node, StopSummary};
 use crate::otlp::messages::{
     AnyValue, Function, KeyValueAndUnit, Line, Link, Location, OtlpProfile, ProfilesData, ProfilesDictionary,
@@ -79,8 +80,11 @@ fn amounts(profile: &Profile) -> BTreeMap<Shown, Vec<u64>> {
     sums
 }
 
+/// A sample: time, process, thread, stack, amounts, labels.
+type Timed = (u64, u32, u32, Shown, Vec<u64>, LabelSet);
+
 /// Samples with a time, in an order of their own.
-fn timed(profile: &Profile) -> Vec<(u64, u32, u32, Shown, Vec<u64>, Vec<(String, String)>)> {
+fn timed(profile: &Profile) -> Vec<Timed> {
     let types = profile.value_types().len();
     let samples = profile.timeline.iter().enumerate();
     let mut samples: Vec<_> = samples
@@ -219,7 +223,7 @@ fn random_profile(seed: u64) -> Profile {
             .map(|frame| (*frame, 0))
             .chain(calls)
             .collect();
-        let count = if seed % 3 == 0 { next(state, 5) } else { 1 };
+        let count = if seed.is_multiple_of(3) { next(state, 5) } else { 1 };
         let of_types: Vec<u64> = std::iter::once(count)
             .chain((1..types.len()).map(|_| next(state, 3) * 1000))
             .collect();
@@ -502,9 +506,12 @@ fn periods_of_their_own_are_no_value() {
     assert!(matches!(profile.values[0].amounts, Amounts::PerCount(1)));
 }
 
+/// What is done to a file, and what the error says.
+type Change = (fn(&mut Foreign), &'static str);
+
 #[test]
 fn damaged_files_say_where() {
-    let changes: [(fn(&mut Foreign), &str); 8] = [
+    let changes: [Change; 8] = [
         (
             |file| file.profile().samples[1].stack_index = 9,
             "stack 9 does not exist",
