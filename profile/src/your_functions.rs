@@ -174,7 +174,9 @@ fn hottest_lines(profile: &Profile, stats: &Stats<'_>, kind: &[bool]) -> Vec<u32
     let mut inside: Vec<Option<(FunctionId, u32)>> = Vec::with_capacity(profile.places.len());
     for (at, place) in profile.places.iter().enumerate() {
         let outer = inside.get(place.parent as usize).copied().flatten();
-        let function = stats.function(place.node).filter(|function| at > 0 && kind[*function as usize]);
+        let function = stats
+            .function(place.node)
+            .filter(|function| at > 0 && kind[*function as usize]);
         inside.push(function.map_or(outer, |function| Some((function, place.line))));
     }
     let mut amounts: FxHashMap<(FunctionId, u32), u64> = FxHashMap::default();

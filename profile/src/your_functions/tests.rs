@@ -124,6 +124,10 @@ fn the_hottest_line_is_that_of_the_functions_own_time() {
     let profile = stacks.finish();
     let stats = Stats::new(&profile);
     let found = InnermostFunctions::of(&profile, &stats);
-    let shown: Vec<_> = found.rows.iter().map(|row| (row.amount, row.total, row.hottest_line)).collect();
+    let shown: Vec<_> = found
+        .rows
+        .iter()
+        .map(|row| (row.amount, row.total, row.hottest_line))
+        .collect();
     assert_eq!(shown, [(9, 9, 4), (6, 15, 3)]);
 }

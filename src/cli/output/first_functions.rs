@@ -44,7 +44,10 @@ pub fn text(profile: &Profile, style: &TerminalStyle) -> Option<String> {
             plain(row.short_place(frame)),
         ]);
     }
-    let others = found.innermost().skip(ROWS).fold(0u64, |sum, row| sum.saturating_add(row.amount));
+    let others = found
+        .innermost()
+        .skip(ROWS)
+        .fold(0u64, |sum, row| sum.saturating_add(row.amount));
     let rest = [
         (others, "other functions of yours", Whose::Yours),
         (found.outside, "outside of your functions", Whose::Yours),

@@ -293,7 +293,14 @@ fn head(profile: &Profile, view: &View<'_>, threads: &[(u32, u32)], out: &mut Ve
             (file, &f.module, f.first_line)
         });
         let hottest = frame.and_then(|frame| hottest.get(&python_function(frame)?)).copied();
-        let row = [kind, files.of(file), modules.of(module), labels.of(label), line, hottest.unwrap_or(0)];
+        let row = [
+            kind,
+            files.of(file),
+            modules.of(module),
+            labels.of(label),
+            line,
+            hottest.unwrap_or(0),
+        ];
         for (column, n) in columns.iter_mut().zip(row) {
             column.push(n);
         }
@@ -315,7 +322,10 @@ fn head(profile: &Profile, view: &View<'_>, threads: &[(u32, u32)], out: &mut Ve
         };
         write_json(&short(&name), out)
     })?;
-    for (key, column) in ["kind", "file", "module", "category", "line", "hottest"].iter().zip(&columns) {
+    for (key, column) in ["kind", "file", "module", "category", "line", "hottest"]
+        .iter()
+        .zip(&columns)
+    {
         list(key, column.iter(), out, |n, out| write!(out, "{n}"))?;
     }
     out.push(b'}');

@@ -47,10 +47,7 @@ impl PythonFunctions {
 
 /// Python functions; the profile of `context` has native code as part of them.
 pub fn functions(context: &ReportContext<'_>, python: &PythonFunctions) -> RenderedList {
-    let sampled = context
-        .calls
-        .as_ref()
-        .and_then(|_| SampledTimes::of(context.profile));
+    let sampled = context.calls.as_ref().and_then(|_| SampledTimes::of(context.profile));
     let by_id = ReportRow::of_functions_by_id(context.stats).into_iter();
     let rows = by_id.map(|(id, mut row)| {
         let frame = context.stats.frame(id);
@@ -93,7 +90,10 @@ pub fn functions(context: &ReportContext<'_>, python: &PythonFunctions) -> Rende
             "{} of {} functions; the others have {} % of self. All of them: nativeprof report {} 1.0\n",
             rows.len(),
             all.len(),
-            share(sum(&mut all.iter().copied()).saturating_sub(shown), context.stats.samples()),
+            share(
+                sum(&mut all.iter().copied()).saturating_sub(shown),
+                context.stats.samples()
+            ),
             context.file_name()
         ),
     };
@@ -175,7 +175,9 @@ fn draw_table(context: &ReportContext<'_>, rows: &[ReportRow], of: Columns) -> S
         let yours = row.yours.as_ref().filter(|_| of == Columns::Yours);
         amount(&mut cells, yours.map_or(row.self_count, |yours| yours.amount));
         match (yours, row.sampled) {
-            (Some(yours), _) => cells.extend([yours.in_libraries, yours.in_native].map(|part| plain(share(part, whole)))),
+            (Some(yours), _) => {
+                cells.extend([yours.in_libraries, yours.in_native].map(|part| plain(share(part, whole))))
+            }
             (None, Some(sampled)) => cells.extend([sampled.time(), sampled.interval()]),
             (None, None) => cells.push(plain(row.native.map_or(String::new(), |native| share(native, whole)))),
         }
