@@ -3,7 +3,8 @@
 //!
 //! ```text
 //! text     {"meta", "kinds", "files", "modules", "categories",
-//!          "functions": {"name", "kind", "file", "module", "category", "line", "hottest"}, "threads": [[pid, tid, name]], "nodes",
+//!          "functions": {"name", "kind", "file", "module", "category", "line", "hottest"},
+//!          "threads": [[pid, tid, name]], "nodes",
 //!          "folded", "interpreterFrames", "noSource", "timeline", "values",
 //!          "excerpts": [[path, lines of the file, line, text, ...]],
 //!          "assembly": [[function, whether its file was checked, [address, length, text, samples, source, line], ...]],
