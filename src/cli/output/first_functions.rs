@@ -11,6 +11,8 @@ use crate::profile::your_functions::{InnermostFunctions, Whose, function_name};
 
 /// Functions that are shown.
 const ROWS: usize = 5;
+/// Columns where no terminal has a width.
+const MAX_WIDTH: usize = 120;
 
 /// A title and a table of the functions with most samples in the default view, each with its hottest line; `None` for a
 /// profile without samples.
@@ -67,8 +69,9 @@ pub fn text(profile: &Profile, style: &TerminalStyle) -> Option<String> {
         ]
     }));
     let columns = [Overflow::Number, Overflow::Start, Overflow::End];
+    // Names can be thousands of characters long, also where the width is unlimited.
     let narrower = TerminalStyle {
-        width: style.width.map(|width| width.saturating_sub(2)),
+        width: Some(style.width.unwrap_or(MAX_WIDTH).saturating_sub(2)),
         ..*style
     };
     let table = table::rows(&columns, &rows, &narrower);
