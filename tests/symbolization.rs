@@ -73,7 +73,7 @@ fn a_container_has_its_own_files_and_numbers() {
             .args(["--pid", "--fork", "chroot"])
             .arg(scratch.directory())
             .args(["/prog", "400"]);
-        let recording = record(&["--subprocesses"], &command);
+        let recording = record(&["--subprocesses", "-v"], &command);
         assert!(scratch.path("tmp/perf-1.map").exists());
         let jitted = "jitted_loop(int, \"a b\")";
         let (made, compiled) = (share(&recording, jitted), share(&recording, "compiled_loop"));
@@ -127,7 +127,7 @@ fn a_container_has_its_own_files_and_numbers() {
         fs::remove_file(scratch.path(&place[1..])).expect("removed");
         fs::rename(scratch.path("tmp/perf-1.map"), scratch.path("map")).expect("renamed");
         std::os::unix::fs::symlink("/map", scratch.path("tmp/perf-1.map")).expect("linked");
-        let recording = record(&["--subprocesses"], &command);
+        let recording = record(&["--subprocesses", "-v"], &command);
         assert_eq!(recording.with(jitted) + recording.with("compiled_loop"), 0);
         let (prog, code) = (row(&recording, "/prog"), row(&recording, "[anonymous code"));
         assert!(
@@ -247,7 +247,7 @@ fn a_perf_map_of_another_user_is_refused_by_name() {
         .args(["--pid", "--fork", "chroot"])
         .arg(scratch.directory())
         .args(["/prog", "1000"]);
-    let recording = record(&["--subprocesses"], &command);
+    let recording = record(&["--subprocesses", "-v"], &command);
     let code = row(&recording, "[anonymous code");
     assert_eq!(recording.with("malicious"), 0);
     let why = "/tmp/perf-1.map is not used: it belongs to user 12345; it must belong to root or to user 0";
@@ -344,7 +344,7 @@ os.waitpid(pid, 0)
         |(python, option)| {
             let mut command = Command::new(&python.exe);
             command.args(["-X", option]).arg(scratch.path("fork.py"));
-            let recording = record(&["--subprocesses"], &command);
+            let recording = record(&["--subprocesses", "-v"], &command);
             let case = format!("{} -X {option}", python.name);
             let named = share(&recording, "inner");
             assert_likely!(named > 0.7, "{case}: {named}\n{}", recording.stderr);

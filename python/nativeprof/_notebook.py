@@ -53,7 +53,7 @@ def text(profile: Profile) -> str:
     if not stats["total"]:
         return f"{profile!r}\n{_why_empty(stats)}"
     view = _native.notebook_view(native, _cell_names(_native.cell_files(native)))
-    whole = view["shown"]
+    whole = max(view["whole"], 1)
     lines = [repr(profile), "  SELF %  TOTAL %  FUNCTION  LINE"]
     for name, place, amount, _, _, total in view["functions"]:
         lines.append(f"{100 * amount / whole:8.1f} {100 * total / whole:8.1f}  {name}  {place}")
@@ -75,7 +75,7 @@ def _why_empty(stats: Stats) -> str:
     if stats["lost"]:
         return f"All {stats['lost']} samples were lost: the threads blocked the signal that interrupts them."
     period = 1000 / max(stats["rate"], 1)
-    if "wall" in stats["event"]:
+    if stats["event"] == "wall-clock":
         return f"There are no samples: it took less than a period of {period:.4g} ms. Use a higher rate, such as -r 1000."
     return (
         f"There are no samples: it used less CPU time than a period of {period:.4g} ms. Use a higher rate, such as -r 1000; "
@@ -114,7 +114,7 @@ def _table(titles: Iterable[tuple[str, str]], rows: Iterable[str]) -> str:
 
 
 def _functions(view: dict[str, Any]) -> str:
-    whole = max(view["shown"], 1)
+    whole = max(view["whole"], 1)
     titles = [(title, "right") for title in ("self", "in libraries", "in C", "total")]
     titles += [("function", "left"), ("line", "left")]
     rows = (
@@ -131,7 +131,7 @@ def _functions(view: dict[str, Any]) -> str:
 def _cells(view: dict[str, Any], names: dict[str, str], stats: Stats) -> Iterable[str]:
     """The source of each cell with the time of its lines."""
     files = sorted(view["lines"].items(), key=lambda item: -max(total for _, _, total in item[1]))
-    is_timed = stats["counts"] == "samples" and ("cpu" in stats["event"] or "wall" in stats["event"])
+    is_timed = stats["counts"] == "samples"
     whole = max(view["shown"], 1)
     for file, lines in files[:_CELLS]:
         source = linecache.getlines(file)

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::io;
 
-use nativeprof::export;
+use nativeprof::export::{self, select};
 use nativeprof::profile::model::{Frame, FrameKind, Profile};
 use nativeprof::profile::stats::Stats;
 use nativeprof::profile::views::{self, ViewOptions};
@@ -51,7 +51,7 @@ pub fn cell_files(profile: &profiler::Profile) -> Vec<String> {
     files
 }
 
-/// Name, place, samples with libraries and native code, those of libraries, those of native code, total samples.
+/// Name, place, self amount with libraries and native code, that of libraries, that of native code, total.
 type FunctionRow = (String, String, u64, u64, u64, u64);
 
 /// Line, self samples with native code, total samples.
@@ -64,8 +64,10 @@ pub struct NotebookView {
     graph: Py<PyBytes>,
     /// Number of these samples.
     shown: u64,
-    /// The user's functions, those with most samples first.
+    /// The user's functions, those with most of the default value first.
     functions: Vec<FunctionRow>,
+    /// The amount of that value in all.
+    whole: u64,
     /// The lines of each cell that have samples, by the cell's file.
     lines: BTreeMap<String, Vec<LineRow>>,
 }
@@ -78,7 +80,7 @@ pub fn notebook_view(
     names: HashMap<String, String>,
 ) -> PyResult<NotebookView> {
     let mut svg = Vec::new();
-    let (shown, functions, lines) = py.detach(|| {
+    let (shown, (functions, whole), lines) = py.detach(|| {
         let all = profile.inner();
         let cells = views::from_innermost(all, is_cell, is_magic);
         let has_cells = cells.nodes.first().is_some_and(|root| root.count > 0);
@@ -94,6 +96,7 @@ pub fn notebook_view(
         graph: PyBytes::new(py, &svg).unbind(),
         shown,
         functions,
+        whole,
         lines,
     })
 }
@@ -112,11 +115,9 @@ fn with_names(mut profile: Profile, names: &HashMap<String, String>) -> Profile 
     profile
 }
 
-fn functions(profile: Profile) -> Vec<FunctionRow> {
-    // Without a function to focus on, a view is not refused.
-    let Ok(profile) = ViewOptions::default().apply(profile) else {
-        return Vec::new();
-    };
+/// The rows, and the amount in all.
+fn functions(profile: Profile) -> (Vec<FunctionRow>, u64) {
+    let profile = ViewOptions::default().folded(select::by_value(&profile, profile.default_value()));
     let stats = Stats::new(&profile);
     let found = InnermostFunctions::of(&profile, &stats);
     let rows = found.innermost().take(FUNCTIONS).map(|row| {
@@ -124,7 +125,7 @@ fn functions(profile: Profile) -> Vec<FunctionRow> {
         let (name, place) = (function_name(frame).into_owned(), row.short_place(frame));
         (name, place, row.amount, row.in_libraries, row.in_native, row.total)
     });
-    rows.collect()
+    (rows.collect(), stats.samples())
 }
 
 /// The lines with samples of each cell: a sample counts once for a line.

@@ -21,6 +21,7 @@ import pytest
 from chance import likely, repeated
 
 import nativeprof
+from nativeprof import _native
 
 
 def work(seconds):
@@ -125,7 +126,7 @@ def test_calls_are_shown_by_their_time():
     assert rows[0].self_ >= rows[-1].self_ and max(row.total for row in rows) > 1_000_000
     assert str(rows).startswith("SELF TIME % TOTAL TIME %  FUNCTION")
     assert "<th>self time</th>" in rows._repr_html_()
-    assert re.search(r"\d m?s wall<", profile._native.graph()[0].decode())
+    assert re.search(r"\d m?s wall<", _native.notebook_view(profile._native, {})["graph"].decode())
     calls = profile.top(50, value="calls")
     assert calls.value == "calls" and calls[0].self_ >= 201_000
     with pytest.raises(ValueError, match=r'no value "cpu"; it has calls, wall'):

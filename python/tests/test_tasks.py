@@ -996,7 +996,8 @@ def test_a_profile_is_the_same_tree_in_another_place(tmp_path):
     for number, scope in enumerate(names):
         profiled(lambda: asyncio.run(scope["f"]())).save(tmp_path / f"{number}.json")
     command = os.path.join(os.path.dirname(sys.executable), "nativeprof")
-    diff = [command, "diff", str(tmp_path / "0.json"), str(tmp_path / "1.json"), "--all"]
+    diff = [command, "diff", str(tmp_path / "0.json"), str(tmp_path / "1.json"), "--all", "--value", "calls"]
+    diff += ["--normalize", "share"]
     done = subprocess.run(diff, capture_output=True, text=True, env={**os.environ, "COLUMNS": "400"})
     assert done.returncode == 0, done.stderr
     rows = [line.split() for line in done.stdout.splitlines() if "program.py" in line]

@@ -3,7 +3,6 @@
 use super::style::{Color, TerminalStyle, color};
 use super::table::{self, Cell, Overflow, plain};
 use crate::export::select;
-use crate::profile::idle;
 use crate::profile::model::Profile;
 use crate::profile::stats::Stats;
 use crate::profile::views::ViewOptions;
@@ -17,9 +16,7 @@ const MAX_WIDTH: usize = 120;
 /// A title and a table of the functions with most samples in the default view, each with its hottest line; `None` for a
 /// profile without samples.
 pub fn text(profile: &Profile, style: &TerminalStyle) -> Option<String> {
-    let profile = idle::fold(profile).unwrap_or_else(|| profile.clone());
-    // Without a function to focus on, a view is not refused.
-    let profile = ViewOptions::default().apply(profile).ok()?;
+    let profile = ViewOptions::default().folded(profile.clone());
     let profile = select::by_value(&profile, profile.default_value());
     let stats = Stats::new(&profile);
     let whole = stats.samples();
@@ -35,7 +32,9 @@ pub fn text(profile: &Profile, style: &TerminalStyle) -> Option<String> {
     };
     let share = |amount: u64| format!("{:.1} %", 100.0 * amount as f64 / whole as f64);
     let mut rows: Vec<Vec<Cell>> = Vec::new();
-    for row in found.innermost().take(ROWS) {
+    // Less is not seen in a table of tenths of a percent.
+    let is_seen = |amount: u64| amount >= whole / 1000;
+    for row in found.innermost().take(ROWS).filter(|row| is_seen(row.amount)) {
         let frame = stats.frame(row.function);
         rows.push(vec![
             plain(share(row.amount)),
