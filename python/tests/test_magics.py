@@ -98,7 +98,7 @@ def test_functions_and_lines_of_the_cell_are_shown(shell):
     defined = shell.run_cell("def busy(n):\n    return sorted(range(n), key=str)\n", store_history=True)
     defined.raise_error()
     first = shell.execution_count - 1
-    done = shell.run_cell("%%nativeprof -r 200\nfor _ in range(20):\n    busy(50_000)\nx = '<b>'\n", store_history=True)
+    done = shell.run_cell("%%nativeprof -r 200\nfor _ in range(100):\n    busy(50_000)\nx = '<b>'\n", store_history=True)
     done.raise_error()
     number = shell.execution_count - 1
     rows = shown(done.result)
@@ -110,7 +110,7 @@ def test_functions_and_lines_of_the_cell_are_shown(shell):
     at = rows.index([f"In [{number}]: total with all that a line calls"])
     assert rows[at + 1] == ["time", "total", "self", "line", "source"]
     sources = {row[3]: row for row in rows[at + 2 : at + 6]}
-    assert [row[4] for row in sources.values()] == ["%%nativeprof", "for _ in range(20):", "    busy(50_000)", "x = '<b>'"]
+    assert [row[4] for row in sources.values()] == ["%%nativeprof", "for _ in range(100):", "    busy(50_000)", "x = '<b>'"]
     assert float(sources["3"][1][:-1]) > 80 and sources["3"][0].endswith("s") and sources["4"][:3] == ["", "", ""], rows
     text = str(shell.display_formatter.format(done.result)[0]["text/plain"])
     assert "busy  In [" in text and "<nativeprof.Profile: " in text

@@ -220,10 +220,13 @@ fn at_line(frame: &Frame, line: u32) -> Frame {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
     use crate::build::Builder;
     use crate::labels::Labels;
     use crate::model::Meta;
+    use crate::stats::Stats;
     use crate::values::ValueType;
 
     fn profile() -> Profile {
@@ -302,5 +305,57 @@ mod tests {
             shown,
             [("root", 0, 3), ("f", 9, 1), ("f", 12, 2), ("g", 0, 1), ("g:7", 0, 1)]
         );
+    }
+
+    /// Samples count once for a line with several functions, also in amounts that differ from sample to sample.
+    #[test]
+    fn totals_of_lines_are_within_those_of_the_profile_and_of_functions() {
+        for seed in 0u64..20 {
+            let mut state = seed;
+            let mut next = |below: u64| {
+                state = state
+                    .wrapping_mul(6364136223846793005)
+                    .wrapping_add(1442695040888963407);
+                (state >> 33) % below
+            };
+            let mut builder = Builder::new(&[ValueType::SAMPLES, ValueType::WALL]);
+            let frames: Vec<_> = (1..6)
+                .map(|n| builder.frame(Frame::python(format!("f{n}"), "", "/srv/a.py", n)))
+                .collect();
+            let mut stacks: Vec<(BTreeSet<u32>, u64)> = Vec::new();
+            for time in 0..200 {
+                let depth = 1 + next(7);
+                // Functions share lines, and some lines are unknown.
+                let stack: Vec<_> = (0..depth).map(|_| (frames[next(5) as usize], next(4) as u32)).collect();
+                let amount = next(9) * 1_000;
+                // The places of some samples are unknown in every second profile.
+                if seed % 2 == 1 && next(3) == 0 {
+                    builder.add(&stack, &[1, amount]);
+                } else {
+                    builder.sample(time, (1, 1), &stack, &[1, amount]);
+                }
+                stacks.push((stack.iter().map(|(_, line)| *line).collect(), amount));
+            }
+            let profile = by_value(&builder.finish(Meta::default()), 1);
+            let stats = Stats::new(&profile);
+            assert_eq!(stats.samples(), stacks.iter().map(|(_, amount)| amount).sum::<u64>());
+            let rows = stats.file_lines();
+            for row in &rows {
+                let with = stacks.iter().filter(|(lines, _)| lines.contains(&row.line));
+                let with: u64 = with.map(|(_, amount)| amount).sum();
+                let (line, total) = (row.line, row.counts.total);
+                assert!(total <= stats.samples(), "line {line}: {total} of {}", stats.samples());
+                assert!(seed % 2 == 1 || total == with, "line {line}: {total} of {with}");
+            }
+            let functions = stats.functions();
+            let mut sums = vec![0; functions.len()];
+            for line in stats.lines() {
+                let of_file = rows.iter().find(|row| row.line == line.line).unwrap();
+                sums[line.function as usize] += of_file.counts.total;
+            }
+            for (function, (sum, counts)) in sums.iter().zip(&functions).enumerate() {
+                assert!(*sum >= counts.total, "function {function}: {sum} of {}", counts.total);
+            }
+        }
     }
 }

@@ -1,10 +1,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::*;
-use crate::export::select::by_value;
 use crate::model::{NO_PLACE, Node};
 use crate::places::Places;
-use crate::values::{Amounts, Value, ValueType};
 
 /// Stacks of functions `0..9`, outermost first, each at a line that is the function's number or ten more.
 fn profile(stacks: &[Vec<u8>]) -> Profile {
@@ -251,56 +249,6 @@ fn totals_of_lines_are_within_those_of_the_profile_and_of_functions() {
             for (function, own) in of_function {
                 let sum: u64 = own.iter().map(|line| at(*line)).sum();
                 assert!(sum >= functions[function as usize].total, "function {function}: {sum}");
-            }
-        }
-    }
-}
-
-/// The same in amounts of another value, which differ from sample to sample.
-#[test]
-fn totals_of_lines_are_within_those_of_the_profile_in_any_value() {
-    for seed in 0..10 {
-        let at = |f: &u8| (u32::from(f % 10), u32::from(f / 2 % 4));
-        let stacks = random_stacks(seed, 2 + seed % 5);
-        let stacks: Vec<Vec<(u32, u32)>> = stacks.iter().map(|stack| stack.iter().map(at).collect()).collect();
-        let amounts: Vec<u64> = (0..stacks.len() as u64).map(|n| n * 37 % 11 * 1_000).collect();
-        for placed in [0, 120, stacks.len()] {
-            let mut profile = in_one_file(&stacks, placed);
-            let mut nodes = vec![0; profile.nodes.len()];
-            for (sample, amount) in profile.timeline.iter().zip(&amounts) {
-                nodes[sample.node as usize] += amount;
-            }
-            sum_upwards(&mut nodes, |at| parent(&profile, at));
-            let samples = amounts.clone();
-            profile.values = vec![
-                Value::per_count(ValueType::SAMPLES, 1),
-                Value {
-                    kind: ValueType::WALL,
-                    amounts: Amounts::Each { nodes, samples },
-                },
-            ];
-            let profile = by_value(&profile, 1);
-            let stats = Stats::new(&profile);
-            assert_eq!(stats.samples(), amounts.iter().sum::<u64>());
-            let rows = stats.file_lines();
-            for row in &rows {
-                let with = stacks
-                    .iter()
-                    .zip(&amounts)
-                    .filter(|(stack, _)| stack.iter().any(|at| at.1 == row.line));
-                let with: u64 = with.map(|(_, amount)| amount).sum();
-                let (line, total) = (row.line, row.counts.total);
-                assert!(total <= stats.samples(), "line {line}: {total} of {}", stats.samples());
-                assert!(placed < stacks.len() || total == with, "line {line}: {total} of {with}");
-            }
-            let functions = stats.functions();
-            let mut sums = vec![0; functions.len()];
-            for line in stats.lines() {
-                let of_file = rows.iter().find(|row| row.line == line.line).unwrap();
-                sums[line.function as usize] += of_file.counts.total;
-            }
-            for (function, (sum, counts)) in sums.iter().zip(&functions).enumerate() {
-                assert!(*sum >= counts.total, "function {function}: {sum} of {}", counts.total);
             }
         }
     }
