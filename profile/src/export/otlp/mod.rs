@@ -2,7 +2,7 @@
 //!
 //! There is a `Profile` for each value type, and another one for samples without a time if only some have one. A time
 //! that is so much for each sample is the period of the samples. All refer to one dictionary. What the format does not
-//! have is in attributes, see [`crate::otlp`].
+//! have is in attributes, see `profile/src/otlp/`.
 //!
 //! A native function and what the compiler inlined into it are one location with several lines. An address is the start
 //! of the function in its file's own address space; the mappings are files, without addresses. An address without a
