@@ -117,7 +117,8 @@ fn with_names(mut profile: Profile, names: &HashMap<String, String>) -> Profile 
 
 /// The rows, and the amount in all.
 fn functions(profile: Profile) -> (Vec<FunctionRow>, u64) {
-    let profile = ViewOptions::default().folded(select::by_value(&profile, profile.default_value()));
+    let value = profile.default_value();
+    let profile = ViewOptions::default().folded(select::by_value(profile, value));
     let stats = Stats::new(&profile);
     let found = InnermostFunctions::of(&profile, &stats);
     let rows = found.innermost().take(FUNCTIONS).map(|row| {

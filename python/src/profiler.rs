@@ -158,7 +158,7 @@ impl Profile {
             })?,
         };
         let rows = py.detach(|| {
-            let profile = ViewOptions::default().folded(select::by_value(&self.0, value));
+            let profile = ViewOptions::default().folded(select::by_value(self.0.clone(), value));
             let stats = Stats::new(&profile);
             let counts = stats.functions();
             let mut hottest: Vec<(u64, u32)> = vec![(0, 0); counts.len()];

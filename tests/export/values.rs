@@ -146,10 +146,10 @@ fn values_go_through_firefox() {
         ms(serde_json::json!([0.000077])),
         ms(serde_json::json!([0.004])),
     ];
-    assert_eq!(weights(&by_value(&weighted(), 1)), expected);
+    assert_eq!(weights(&by_value(weighted(), 1)), expected);
     let counted = |weights: serde_json::Value| ("samples".to_string(), weights);
     assert_eq!(weights(&weighted())[0], counted(serde_json::Value::Null));
-    let bytes = weights(&by_value(&weighted(), 2));
+    let bytes = weights(&by_value(weighted(), 2));
     assert_eq!(
         bytes.last().unwrap(),
         &("bytes".to_string(), serde_json::json!([1u64 << 40]))
@@ -159,7 +159,7 @@ fn values_go_through_firefox() {
 #[test]
 fn text_shows_the_selected_value() {
     let text = |format: &str, profile: &Profile| String::from_utf8(written(format, profile)).unwrap();
-    let wall = by_value(&calls(), 1);
+    let wall = by_value(calls(), 1);
     let stacks = [
         "main (/srv/app.py:3) 5000\n",
         "main (/srv/app.py:3);Job.work (/srv/app.py:9) 70000000\n",
@@ -176,7 +176,7 @@ fn text_shows_the_selected_value() {
 fn pages_contain_values() {
     for (profile, values) in [
         (calls(), vec!["calls", "wall", "cpu"]),
-        (by_value(&calls(), 1), vec!["wall", "calls", "cpu"]),
+        (by_value(calls(), 1), vec!["wall", "calls", "cpu"]),
         (golden(), vec!["samples"]),
     ] {
         let page = String::from_utf8(written("html", &profile)).unwrap();

@@ -216,7 +216,7 @@ impl Format {
     /// [`Profile::default_value`].
     pub fn with_value<'a>(&self, profile: Cow<'a, Profile>, value: Option<usize>) -> Cow<'a, Profile> {
         match value.unwrap_or_else(|| profile.default_value()) {
-            value if value > 0 && self.opens_with_value => Cow::Owned(select::by_value(&profile, value)),
+            value if value > 0 && self.opens_with_value => Cow::Owned(select::by_value(profile.into_owned(), value)),
             _ => profile,
         }
     }

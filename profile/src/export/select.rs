@@ -13,10 +13,10 @@ use crate::values::{Amounts, Value};
 use crate::view::View;
 
 /// The profile with one of its values (an index in [`Profile::value_types`]) as its count, before the others. Lines of
-/// functions are those of the samples whose lines are known.
-pub fn by_value(profile: &Profile, value: usize) -> Profile {
+/// functions are those of the samples whose lines are known. The first value, or none of the profile's, changes nothing.
+pub fn by_value(profile: Profile, value: usize) -> Profile {
     let Some(chosen) = profile.value_types().get(value).filter(|_| value > 0) else {
-        return profile.clone();
+        return profile;
     };
     let column = |at: usize| -> Vec<u64> {
         let samples = 0..profile.timeline.len();
@@ -241,7 +241,7 @@ mod tests {
 
     #[test]
     fn a_value_becomes_the_count() {
-        let wall = by_value(&profile(), 1);
+        let wall = by_value(profile(), 1);
         let counts: Vec<u64> = wall.nodes.iter().map(|node| node.count).collect();
         assert_eq!((counts, wall.count_type()), (vec![315, 315, 305], &ValueType::WALL));
         assert_eq!(wall.nodes[1].lines, BTreeMap::from([(9, 10), (12, 305)]));
@@ -259,12 +259,12 @@ mod tests {
         assert_eq!(wall.sample_amount(1, 2), 1);
         let mut cpu = profile();
         cpu.values[1] = Value::per_count(ValueType::CPU, 100);
-        let cpu = by_value(&cpu, 1);
+        let cpu = by_value(cpu, 1);
         assert_eq!((cpu.nodes[0].count, cpu.nodes[1].lines[&12]), (300, 200));
         assert!(cpu.is_timed());
         assert_eq!((cpu.amounts(1), cpu.sample_amount(1, 0)), (vec![3, 3, 2], 1));
-        assert_eq!(by_value(&profile(), 9), profile());
-        assert_eq!(by_value(&profile(), 0), profile());
+        assert_eq!(by_value(profile(), 9), profile());
+        assert_eq!(by_value(profile(), 0), profile());
     }
 
     #[test]
@@ -336,7 +336,7 @@ mod tests {
                 }
                 stacks.push((stack.iter().map(|(_, line)| *line).collect(), amount));
             }
-            let profile = by_value(&builder.finish(Meta::default()), 1);
+            let profile = by_value(builder.finish(Meta::default()), 1);
             let stats = Stats::new(&profile);
             assert_eq!(stats.samples(), stacks.iter().map(|(_, amount)| amount).sum::<u64>());
             let rows = stats.file_lines();

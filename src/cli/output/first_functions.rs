@@ -17,7 +17,8 @@ const MAX_WIDTH: usize = 120;
 /// profile without samples.
 pub fn text(profile: &Profile, style: &TerminalStyle) -> Option<String> {
     let profile = ViewOptions::default().folded(profile.clone());
-    let profile = select::by_value(&profile, profile.default_value());
+    let value = profile.default_value();
+    let profile = select::by_value(profile, value);
     let stats = Stats::new(&profile);
     let whole = stats.samples();
     if whole == 0 {

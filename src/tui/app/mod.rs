@@ -155,7 +155,7 @@ impl App {
 
     /// Applies the view to the samples.
     fn apply_view(&mut self) {
-        let by_value = select::by_value(&self.profile, self.profile.default_value());
+        let by_value = select::by_value(self.profile.clone(), self.profile.default_value());
         self.shown = self.view.apply(by_value).unwrap_or_else(|none| {
             // Its samples may come yet.
             self.message = format!("no samples of {} in this time", none.name);

@@ -54,7 +54,7 @@ pub fn by_value(profiles: [Profile; 2], paths: [&Path; 2], value: Option<&str>) 
         Compared {
             grain: diff::grain(&profile, value),
             is_traced: *profile.count_type() == ValueType::CALLS,
-            profile: select::by_value(&profile, value),
+            profile: select::by_value(profile, value),
         }
     }))
 }

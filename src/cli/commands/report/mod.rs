@@ -84,7 +84,7 @@ pub fn report(options: &ReportCommand) -> Result<()> {
         None if options.assembly.is_some() => 0,
         None => profile.default_value(),
     };
-    profile = select::by_value(&profile, value);
+    profile = select::by_value(profile, value);
     // Folded functions have code, too.
     let whole = options.assembly.is_some().then(|| profile.clone());
     let view = options.frames.view(options.no_native);
