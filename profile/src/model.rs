@@ -41,6 +41,16 @@ pub enum FrameKind {
     Unknown,
 }
 
+impl FrameKind {
+    /// Whether it is code that is not Python's: native, inlined into native code, without a symbol, or the kernel's.
+    pub fn is_native(self) -> bool {
+        matches!(
+            self,
+            FrameKind::Native | FrameKind::Inlined | FrameKind::Kernel | FrameKind::Unknown
+        )
+    }
+}
+
 /// A function (never a line: lines are counted in the node).
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Frame {

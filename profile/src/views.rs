@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use super::category::{Categories, Category, GARBAGE_COLLECTION, LIBRARIES_ROW, NATIVE_ROW, STANDARD_ROW};
 use super::fold::{DROPPED, Folding, is_container};
 use super::folded::without_interpreter_frames;
-use super::model::{Frame, FrameKind, NodeId, Profile};
+use super::model::{Frame, NodeId, Profile};
 use super::{idle, task_groups};
 
 /// What to leave out of a profile before it is shown.
@@ -113,14 +113,8 @@ impl ViewOptions {
 /// is one row, `[native code]`. Garbage collections, which no function calls, stay.
 pub fn without_native(profile: &Profile) -> Profile {
     let is_native = |frame: &Frame| {
-        let kinds = [
-            FrameKind::Native,
-            FrameKind::Inlined,
-            FrameKind::Kernel,
-            FrameKind::Unknown,
-        ];
         let is_collection = frame.module.is_empty() && frame.name == GARBAGE_COLLECTION;
-        (kinds.contains(&frame.kind) && !is_collection).then_some(NATIVE_ROW)
+        (frame.kind.is_native() && !is_collection).then_some(NATIVE_ROW)
     };
     without(profile, is_native)
 }

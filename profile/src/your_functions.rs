@@ -7,7 +7,7 @@ use rustc_hash::FxHashMap;
 
 use super::category::{Categories, Category};
 use super::model::{Frame, FrameKind, NodeId, Profile};
-use super::stats::{FunctionId, Stats};
+use super::stats::{FunctionId, SelfTotal, Stats};
 use super::view::shown_name;
 
 /// Which functions the samples of a profile are assigned to.
@@ -88,7 +88,7 @@ impl Inside {
     fn then(self, next: FrameKind) -> Inside {
         match (self, next) {
             (Inside::Library, _) | (_, FrameKind::Python) => Inside::Library,
-            (_, FrameKind::Native | FrameKind::Inlined | FrameKind::Kernel | FrameKind::Unknown) => Inside::Native,
+            (_, kind) if kind.is_native() => Inside::Native,
             _ => self,
         }
     }
@@ -104,34 +104,33 @@ impl InnermostFunctions {
     /// none, and of all functions if there is no Python.
     pub fn of(profile: &Profile, stats: &Stats<'_>) -> InnermostFunctions {
         let categories = Categories::new(profile);
-        let is_yours = |frame: &Frame| matches!(categories.of(frame), Some((Category::Yours, _)));
-        let is_code = |frame: &Frame| {
-            let kinds = [
-                FrameKind::Native,
-                FrameKind::Inlined,
-                FrameKind::Kernel,
-                FrameKind::Unknown,
-            ];
-            kinds.contains(&frame.kind) || frame.kind == FrameKind::Python
+        let is_of = |frame: &Frame, whose| match whose {
+            Whose::Yours => matches!(categories.of(frame), Some((Category::Yours, _))),
+            Whose::Python => frame.kind == FrameKind::Python,
+            Whose::Native => frame.kind == FrameKind::Python || frame.kind.is_native(),
         };
-        let yours = of_kind(profile, stats, Whose::Yours, is_yours);
-        if !yours.rows.is_empty() {
-            return yours;
-        }
-        let python = of_kind(profile, stats, Whose::Python, |frame| frame.kind == FrameKind::Python);
-        if python.rows.is_empty() {
-            of_kind(profile, stats, Whose::Native, is_code)
-        } else {
-            python
-        }
+        let counts = stats.functions();
+        let is_sampled = |whose: &Whose| {
+            let mut functions = (0..).zip(&counts);
+            functions.any(|(id, counts)| counts.total > 0 && is_of(stats.frame(id), *whose))
+        };
+        let whose = [Whose::Yours, Whose::Python].into_iter().find(is_sampled);
+        let whose = whose.unwrap_or(Whose::Native);
+        of_kind(profile, stats, counts, whose, |frame| is_of(frame, whose))
     }
 }
 
-fn of_kind(profile: &Profile, stats: &Stats<'_>, whose: Whose, is_of: impl Fn(&Frame) -> bool) -> InnermostFunctions {
+fn of_kind(
+    profile: &Profile,
+    stats: &Stats<'_>,
+    counts: Vec<SelfTotal>,
+    whose: Whose,
+    is_of: impl Fn(&Frame) -> bool,
+) -> InnermostFunctions {
     let kind: Vec<bool> = (0..stats.len() as FunctionId)
         .map(|id| is_of(stats.frame(id)))
         .collect();
-    let mut rows: Vec<InnermostFunction> = (0u32..).zip(stats.functions()).map(row).collect();
+    let mut rows: Vec<InnermostFunction> = (0..).zip(counts).map(row).collect();
     let mut outside = 0u64;
     // By node: the innermost function of the kind, and where the node is in it.
     let mut inside: Vec<Option<(FunctionId, Inside)>> = Vec::with_capacity(profile.nodes.len());
@@ -196,7 +195,7 @@ fn hottest_lines(profile: &Profile, stats: &Stats<'_>, kind: &[bool]) -> Vec<u32
     hottest.into_iter().map(|(_, _, Reverse(line))| line).collect()
 }
 
-fn row((function, counts): (FunctionId, super::stats::SelfTotal)) -> InnermostFunction {
+fn row((function, counts): (FunctionId, SelfTotal)) -> InnermostFunction {
     InnermostFunction {
         function,
         amount: 0,

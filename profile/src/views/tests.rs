@@ -1,5 +1,6 @@
 use super::*;
 use crate::build::Builder;
+use crate::model::FrameKind;
 use crate::model::Meta;
 use crate::values::ValueType;
 
