@@ -3,13 +3,10 @@
 //! `BLESS=1 cargo test --test report` rewrites the files in `fixtures/golden/report`.
 
 use std::fs;
-use std::io::Read;
 use std::path::Path;
 use std::process::{Output, Stdio};
 
-use base64::prelude::{BASE64_STANDARD, Engine};
-use common::{Scratch, nativeprof};
-use flate2::read::ZlibDecoder;
+use common::{Scratch, nativeprof, packed};
 use nativeprof::profile::build::Builder;
 use nativeprof::profile::json;
 use nativeprof::profile::lags::Lag;
@@ -603,17 +600,6 @@ fn differential_flame_graphs() {
     ] {
         assert!(text.contains(part), "{part}\n{text}");
     }
-}
-
-/// The profile in a page, as text where it is.
-fn packed(page: &str) -> String {
-    let profile = page
-        .split_once(r#"id="profile">"#)
-        .and_then(|(_, rest)| rest.split_once('<'));
-    let bytes = BASE64_STANDARD.decode(profile.expect("a profile").0).expect("base64");
-    let mut text = Vec::new();
-    ZlibDecoder::new(&bytes[..]).read_to_end(&mut text).expect("deflate");
-    String::from_utf8_lossy(&text).into_owned()
 }
 
 /// Flame graphs of changes leave out what the view leaves out.

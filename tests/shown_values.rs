@@ -1,12 +1,9 @@
 //! Which value of a profile the commands show, and of which time.
 
 use std::fs;
-use std::io::Read;
 use std::process::{Output, Stdio};
 
-use base64::prelude::{BASE64_STANDARD, Engine};
-use common::{Scratch, nativeprof};
-use flate2::read::ZlibDecoder;
+use common::{Scratch, nativeprof, packed};
 use nativeprof::export::by_name;
 use nativeprof::profile::build::Builder;
 use nativeprof::profile::measure::{Clock, Measure};
@@ -108,17 +105,6 @@ fn sampled(samples: u64) -> Profile {
     });
     profile.values = Measure::period(Clock::Cpu, 100).values();
     profile
-}
-
-/// The text of the profile in a page.
-fn packed(page: &str) -> String {
-    let profile = page
-        .split_once(r#"id="profile">"#)
-        .and_then(|(_, rest)| rest.split_once('<'));
-    let bytes = BASE64_STANDARD.decode(profile.expect("a profile").0).expect("base64");
-    let mut text = Vec::new();
-    ZlibDecoder::new(&bytes[..]).read_to_end(&mut text).expect("deflate");
-    String::from_utf8_lossy(&text).into_owned()
 }
 
 #[test]

@@ -1,9 +1,13 @@
 //! Programs with known stacks, started with a handshake, and nativeprof run on them.
 #![allow(dead_code, unused_imports)] // no test uses all of it
 
+use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use base64::prelude::{BASE64_STANDARD, Engine};
+use flate2::read::ZlibDecoder;
 
 pub mod calls;
 pub mod chance;
@@ -33,6 +37,17 @@ pub fn sources() -> PathBuf {
 /// Directory of the compiled programs.
 pub fn built() -> PathBuf {
     Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("fixtures")
+}
+
+/// The text of the profile in a page of ours.
+pub fn packed(page: &str) -> String {
+    let profile = page
+        .split_once(r#"id="profile">"#)
+        .and_then(|(_, rest)| rest.split_once('<'));
+    let bytes = BASE64_STANDARD.decode(profile.expect("a profile").0).expect("base64");
+    let mut text = Vec::new();
+    ZlibDecoder::new(&bytes[..]).read_to_end(&mut text).expect("deflate");
+    String::from_utf8_lossy(&text).into_owned()
 }
 
 /// A new directory that is removed at the end.
