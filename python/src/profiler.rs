@@ -14,8 +14,8 @@ use nativeprof::profile::model::FrameKind;
 use nativeprof::profile::stats::{FunctionId, Stats};
 use nativeprof::profile::summary;
 use nativeprof::profile::values::ValueType;
-use nativeprof::profile::view;
 use nativeprof::profile::views::ViewOptions;
+use nativeprof::profile::your_functions::function_name;
 use pyo3::exceptions::{PyOSError, PyPermissionError, PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
@@ -171,17 +171,13 @@ impl Profile {
             let row = |i: usize| {
                 let f = stats.frame(i as FunctionId);
                 let is_python = f.kind == FrameKind::Python;
-                let name = match f.kind {
-                    FrameKind::Python | FrameKind::Task => f.full_name().to_string(),
-                    _ => view::shown_name(f).into_owned(),
-                };
                 let (file, line) = match (is_python, f.source.is_empty()) {
                     (true, _) => (&f.filename, f.first_line),
                     (false, true) => (&f.filename, 0),
                     (false, false) => (&f.source, hottest[i].1),
                 };
                 (
-                    name,
+                    function_name(f).into_owned(),
                     file.clone(),
                     line,
                     f.module.clone(),

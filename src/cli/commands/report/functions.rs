@@ -26,22 +26,24 @@ pub struct PythonFunctions {
 }
 
 impl PythonFunctions {
-    /// `None` if the profile has no Python functions.
-    pub fn of(profile: &Profile) -> Option<PythonFunctions> {
+    /// Of a profile with its native code.
+    pub fn of(profile: &Profile) -> PythonFunctions {
         let stats = Stats::new(profile);
         let python = |id: FunctionId| {
             let frame = stats.frame(id);
             (frame.kind == FrameKind::Python).then(|| FunctionKey::of(frame))
         };
         let counts = stats.functions().into_iter().enumerate();
-        let alone: HashMap<_, _> = counts
+        let alone = counts
             .filter_map(|(id, counts)| Some((python(id as FunctionId)?, counts.self_count)))
             .collect();
         let first = InnermostFunctions::of(profile, &stats);
         let yours = first.rows.iter().filter(|_| first.whose == Whose::Yours);
         let yours = yours.filter_map(|row| Some((python(row.function)?, YourRow::new(row, stats.frame(row.function)))));
-        let yours = yours.collect();
-        (!alone.is_empty()).then_some(PythonFunctions { alone, yours })
+        PythonFunctions {
+            alone,
+            yours: yours.collect(),
+        }
     }
 }
 

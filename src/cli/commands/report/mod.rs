@@ -21,7 +21,7 @@ use crate::escape::line;
 use crate::export::select;
 use crate::privileges::credentials::Caps;
 use crate::privileges::phases;
-use crate::profile::model::Profile;
+use crate::profile::model::{FrameKind, Profile};
 use crate::profile::stats::{FunctionId, Stats};
 use crate::profile::summary;
 use crate::profile::values::{Unit, ValueType};
@@ -90,12 +90,14 @@ pub fn report(options: &ReportCommand) -> Result<()> {
     let view = options.frames.view(options.no_native);
     let calls = Calls::of(&profile, &view)?;
     profile = view.apply(profile).map_err(no_such_function)?;
-    let python = lists_python.then(|| PythonFunctions::of(&profile)).flatten();
+    let has_python = lists_python && profile.frames.iter().any(|frame| frame.kind == FrameKind::Python);
+    let is_table = options.source.is_none() && options.assembly.is_none() && !options.lag && !options.waits;
+    let python = (has_python && is_table).then(|| PythonFunctions::of(&profile));
     let is_python_source = options
         .source
         .as_ref()
         .is_none_or(|word| source::is_python(&profile, word));
-    if python.is_some() && is_python_source {
+    if has_python && is_python_source {
         profile = views::without_native(&profile);
     }
     if options.source.is_some() {
