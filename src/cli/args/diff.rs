@@ -4,14 +4,12 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 
-use super::ColorWhen;
+use super::{ColorWhen, input_help};
 use super::shared::{BrowserArg, FrameArgs, TimeRangeArgs, confidence, limit, values};
 
 #[derive(Debug, Args)]
 pub struct DiffCommand {
-    /// Older profile: a tape, or a file of any format that is read (html, json, pstats, collapsed, speedscope, pprof, firefox,
-    /// `perf script`), compressed or not; `-` for standard input
-    #[arg(value_name = "BEFORE")]
+    #[arg(value_name = "BEFORE", help = input_help("Older profile: a tape, or a file"))]
     pub before: PathBuf,
     /// Newer profile
     #[arg(value_name = "AFTER")]

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::export::FORMATS;
+use crate::profile::import::READERS;
 
 mod diff;
 mod shared;
@@ -219,9 +220,7 @@ pub struct Replay {
 
 #[derive(Debug, Args)]
 pub struct ReportCommand {
-    /// Profile: a tape, or a file of any format that is read (html, json, pstats, collapsed, speedscope, pprof, firefox, `perf
-    /// script`), compressed or not; `-` for standard input
-    #[arg(value_name = "FILE")]
+    #[arg(value_name = "FILE", help = input_help("Profile: a tape, or a file"))]
     pub file: PathBuf,
     /// Row filters, applied in order: `20` (first 20 rows), `0.1` or `10%` (first tenth of the rows; in a tree, nodes
     /// with at least that share of the samples), otherwise a regular expression matched against `NAME (LOCATION)`
@@ -352,9 +351,7 @@ pub enum ColorWhen {
 
 #[derive(Debug, Args)]
 pub struct Export {
-    /// Profile: a tape, or a file of any format that is read (html, json, pstats, collapsed, speedscope, pprof, firefox, `perf
-    /// script`), compressed or not; `-` for standard input
-    #[arg(value_name = "FILE")]
+    #[arg(value_name = "FILE", help = input_help("Profile: a tape, or a file"))]
     pub file: PathBuf,
     /// Output file or directory, or `-` for standard output [default: FILE, in the current directory, with the
     /// extension of the format]
@@ -375,9 +372,7 @@ pub struct Export {
 
 #[derive(Debug, Args)]
 pub struct Merge {
-    /// Profiles: tapes, or files of any format that is read (html, json, pstats, collapsed, speedscope, pprof, firefox, `perf
-    /// script`), compressed or not; `-` for standard input
-    #[arg(value_name = "FILE", required = true)]
+    #[arg(value_name = "FILE", required = true, help = input_help("Profiles: tapes, or files"))]
     pub files: Vec<PathBuf>,
     /// Output file or directory, or `-` for standard output
     #[arg(short, long, value_name = "FILE")]
@@ -450,6 +445,15 @@ fn format_help() -> String {
     let names: Vec<_> = FORMATS.iter().map(|format| format.name).collect();
     format!(
         "Output format [default: by the extension of the output, else html; collapsed to standard output]: {}",
+        names.join(", ")
+    )
+}
+
+/// `what` are files with profiles to read.
+fn input_help(what: &str) -> String {
+    let names: Vec<_> = READERS.iter().map(|reader| reader.name).collect();
+    format!(
+        "{what} of any format that is read ({}), compressed or not; `-` for standard input",
         names.join(", ")
     )
 }
