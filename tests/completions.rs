@@ -40,7 +40,7 @@ fn bash_completes_words() {
         // Bash takes `=` as a word.
         ("nativeprof export x --browser =", "auto off on"),
         ("nativeprof record --debuginfod = o", "off on"),
-        // No dash that nobody typed: files, or nothing.
+        // No dash that the user has not typed: files, or nothing.
         ("nativeprof attach ", ""),
         ("nativeprof report ", ""),
         ("nativeprof merge a.json ", ""),

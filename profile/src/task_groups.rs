@@ -35,7 +35,7 @@ fn default_name(frame: &Frame) -> Option<DefaultName<'_>> {
     is_address.then_some(DefaultName::Function(function))
 }
 
-/// A task: numbers are given in each process anew.
+/// A task, with the frame of its process: numbers repeat from process to process.
 type Task = (Option<FrameId>, FrameId);
 
 /// The tasks of a profile that the program gave no name.

@@ -111,7 +111,7 @@ fn help(screen: &mut Screen<'_>, area: Rect) {
     screen.render_widget(Paragraph::new(lines).block(block), at);
 }
 
-/// The help in so many columns: each text wrapped beside its keys, or below them if those are long.
+/// The help in so many columns: each text is wrapped to the right of its keys, or below long ones.
 fn help_lines(width: usize) -> Vec<String> {
     let mut lines = Vec::new();
     for (keys, text) in HELP {

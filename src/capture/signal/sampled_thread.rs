@@ -141,7 +141,7 @@ impl SignalBackend {
                     t.timer = None;
                     pending.push(signal);
                 } else if let Some(timer) = &t.timer {
-                    // Ticks went astray, and an event waits for the one that did.
+                    // Ticks were lost, and an event waits for the handler of the last one.
                     timer.set(next, period);
                     t.arrived_at = t.used;
                 }

@@ -4,8 +4,8 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 
-use super::{ColorWhen, input_help};
 use super::shared::{BrowserArg, FrameArgs, TimeRangeArgs, confidence, limit, values};
+use super::{ColorWhen, input_help};
 
 #[derive(Debug, Args)]
 pub struct DiffCommand {

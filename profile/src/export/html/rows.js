@@ -4,7 +4,7 @@ const ROW_HEIGHT = 24;
 
 class Rows {
   // options: label, role ("grid" or "treegrid"), columns [{ key, title, cell(row) -> node or text, num, sort }]; a title is text, or
-  // a function that makes it anew for the rows shown;
+  // a function that makes it from the rows shown;
   // onpick(row), onopen(row), onkey(event, index), why() -> what to say where there may be no row
   constructor(options) {
     this.options = options;

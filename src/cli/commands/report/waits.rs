@@ -13,7 +13,7 @@ use crate::profile::gil_waits::{self, GIL, GilPair};
 use crate::profile::values::Unit;
 use crate::profile::waits::{self, WaitSite};
 
-/// Columns of a screen from which there is room for shares and quantiles beside the place.
+/// Columns of a screen from which shares and quantiles fit in addition to the place.
 const WIDE: usize = 120;
 
 /// The table of waits; `kind`: of one kind alone.
