@@ -20,7 +20,8 @@
 //! - `counts` counts raw stacks as prefixes, and `resolve` names each frame once, at the end.
 //! - `profile` holds, compares, merges, reads and writes finished profiles; `export` writes the formats of other tools.
 //! - `session` calls the stages in order: for a live `Recording`, a `Replay` of a `tape`, or an `Inspection` of one process.
-//!   `in_process` records the process that it runs in, `cli` does all of this for people; `tui` is the live view.
+//!   `in_process` records the process that it runs in, `host` all processes for months, `cli` does all of this for people;
+//!   `tui` is the live view.
 //!
 //! A profile that `nativeprof record -o profile.json` wrote, read by a program:
 //!
@@ -67,6 +68,8 @@ pub mod cpython_layout;
 pub mod edges;
 #[doc(hidden)]
 pub mod event;
+#[doc(hidden)]
+pub mod host;
 #[doc(hidden)]
 pub mod in_process;
 #[doc(hidden)]

@@ -24,12 +24,13 @@ const RANKS: &[&[&str]] = &[
         "truncation",
     ],
     &["counts", "sys", "interleave", "unwind"],
-    &["privileges", "tui"],
+    &["history", "privileges", "tui"],
     &["process"],
     &["capture", "cpython", "edges"],
     &["resolve", "tape"],
     &["session"],
-    &["in_process"],
+    &["host", "in_process"],
+    &["push"],
     &["cli"],
 ];
 

@@ -1,0 +1,4 @@
+//! Whole hosts, recorded for months: segments of a minute, a budget that is kept, labels of what was sampled, and what the
+//! recorder tells of itself.
+
+pub mod budget;
