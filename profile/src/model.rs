@@ -233,6 +233,26 @@ pub struct Quality {
     pub reasons: BTreeMap<String, u64>,
 }
 
+impl Quality {
+    /// Adds the numbers of other samples.
+    pub fn add(&mut self, other: &Quality) {
+        for (sum, more) in [
+            (&mut self.expected, other.expected),
+            (&mut self.taken, other.taken),
+            (&mut self.exact, other.exact),
+            (&mut self.repaired, other.repaired),
+            (&mut self.partial, other.partial),
+            (&mut self.lost, other.lost),
+        ] {
+            *sum = sum.saturating_add(more);
+        }
+        for (reason, samples) in &other.reasons {
+            let sum = self.reasons.entry(reason.clone()).or_default();
+            *sum = sum.saturating_add(*samples);
+        }
+    }
+}
+
 /// How long threads of the target were stopped per sample.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StopSummary {

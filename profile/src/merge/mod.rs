@@ -275,21 +275,8 @@ fn merge_metadata(metas: &[&Meta], new_pids: &[BTreeMap<u32, u32>]) -> Meta {
     let starts = metas.iter().map(|meta| meta.start).filter(|start| *start > 0.0);
     let start = starts.fold(f64::INFINITY, f64::min);
     let mut quality = Quality::default();
-    for q in metas.iter().map(|meta| &meta.quality) {
-        for (sum, more) in [
-            (&mut quality.expected, q.expected),
-            (&mut quality.taken, q.taken),
-            (&mut quality.exact, q.exact),
-            (&mut quality.repaired, q.repaired),
-            (&mut quality.partial, q.partial),
-            (&mut quality.lost, q.lost),
-        ] {
-            *sum = sum.saturating_add(more);
-        }
-        for (reason, count) in &q.reasons {
-            let sum = quality.reasons.entry(reason.clone()).or_default();
-            *sum = sum.saturating_add(*count);
-        }
+    for meta in metas {
+        quality.add(&meta.quality);
     }
     let mut modules: BTreeMap<(&str, &str), ModuleMeta> = BTreeMap::new();
     for module in metas.iter().flat_map(|meta| &meta.modules) {

@@ -21,7 +21,7 @@ pub const PID: &str = "process.pid";
 pub const TID: &str = "thread.id";
 /// Of a sample.
 pub const THREAD_NAME: &str = "thread.name";
-/// The file name of the executable, of a resource.
+/// The file name of the executable, of a resource, or of a sample in a segment.
 pub const EXECUTABLE: &str = "process.executable.name";
 /// Of a resource.
 pub const RUNTIME_NAME: &str = "process.runtime.name";
@@ -38,6 +38,18 @@ pub const THREAD_FRAME: &str = "nativeprof.thread";
 pub const LABEL_PREFIX: &str = "nativeprof.label.";
 /// Reasons of partial stacks and their numbers of samples, of a profile.
 pub const REASONS: &str = "nativeprof.quality.reasons";
+/// The processes of a resource, of a profile in a segment: an array of lists with [`PROCESS_PID`], [`PROCESS_NAME`], and the
+/// numbers and reasons of their samples' quality under the keys of profiles.
+pub const PROCESSES: &str = "nativeprof.processes";
+/// A number, in [`PROCESSES`].
+pub const PROCESS_PID: &str = "pid";
+/// In [`PROCESSES`].
+pub const PROCESS_NAME: &str = "name";
+/// What is known of the whole segment, of a profile: a list of the numbers and reasons that the recording has, and of
+/// [`COUNTS`].
+pub const SEGMENT: &str = "nativeprof.segment";
+/// Further numbers by name, in [`SEGMENT`].
+pub const COUNTS: &str = "nativeprof.counts";
 /// Where symbols came from, of a mapping.
 pub const SYMBOLS_FROM: &str = "nativeprof.symbols_from";
 /// Symbol files that were not found, of a mapping.

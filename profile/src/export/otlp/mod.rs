@@ -14,6 +14,7 @@
 //! `profcheck` of open-telemetry/sig-profiling (August 2026) checks.
 
 mod dictionary;
+mod segment;
 mod stacks;
 #[cfg(test)]
 mod tests;
@@ -26,10 +27,12 @@ use flate2::write::GzEncoder;
 use prost::Message;
 
 use self::dictionary::Dictionary;
+use self::segment::{Facts, Segment};
+pub use self::segment::{SegmentInfo, SegmentProcess};
 use self::stacks::StackTables;
 use super::thread_tracks::{StackRows, Timeline, Track};
 use crate::labels::LabelSetId;
-use crate::model::{FrameKind, Profile};
+use crate::model::{FrameKind, Meta, Profile, Quality};
 use crate::otlp;
 use crate::otlp::messages::{
     Any, AnyValue, ArrayValue, InstrumentationScope, KeyValue, KeyValueList, Link, OtlpProfile, OtlpSample,
@@ -48,10 +51,16 @@ pub fn write(profile: &Profile, out: &mut dyn Write) -> io::Result<()> {
 
 /// The message `ProfilesData`. `resource` has further attributes of what was profiled, such as `service.name`.
 pub fn encode(profile: &Profile, resource: &[(&str, &str)]) -> Vec<u8> {
-    message(profile, resource).encode_to_vec()
+    message(profile, &Facts::One(resource)).encode_to_vec()
 }
 
-fn message(profile: &Profile, resource: &[(&str, &str)]) -> ProfilesData {
+/// The message `ProfilesData` of a segment of a host, see [`SegmentInfo`]. A resource with neither processes nor samples is left
+/// out. Samples without a process that is known are those of a resource without attributes.
+pub fn encode_segment(profile: &Profile, info: &SegmentInfo) -> Vec<u8> {
+    message(profile, &Facts::Segment(Segment::new(profile, info))).encode_to_vec()
+}
+
+fn message(profile: &Profile, facts: &Facts<'_>) -> ProfilesData {
     let view = View::new(profile);
     let entries = StacksByLine::new(profile, &view);
     let rows = StackRows::by_line(profile, &view, &entries);
@@ -59,6 +68,7 @@ fn message(profile: &Profile, resource: &[(&str, &str)]) -> ProfilesData {
     let mut writer = OtlpWriter {
         profile,
         start: otlp::nanoseconds(profile.meta.start),
+        facts,
         stacks: StackTables::new(profile, &view, &rows),
         dictionary: Dictionary::default(),
         contexts: HashMap::new(),
@@ -66,10 +76,15 @@ fn message(profile: &Profile, resource: &[(&str, &str)]) -> ProfilesData {
         rows: &rows,
     };
     let samples = writer.samples(&timeline);
-    let profiles = writer.profiles(&samples);
-    ProfilesData {
-        resource_profiles: vec![ResourceProfiles {
-            resource: Some(resource_of(profile, resource)),
+    let mut resource_profiles = Vec::new();
+    for (at, samples) in samples.iter().enumerate() {
+        let is_only = resource_profiles.is_empty() && at + 1 == facts.resources();
+        if !is_only && samples.is_empty() && !facts.has_processes(at) {
+            continue;
+        }
+        let profiles = writer.profiles(at, samples);
+        resource_profiles.push(ResourceProfiles {
+            resource: Some(facts.resource(profile, at)),
             scope_profiles: vec![ScopeProfiles {
                 scope: Some(InstrumentationScope {
                     name: otlp::SCOPE.into(),
@@ -77,7 +92,10 @@ fn message(profile: &Profile, resource: &[(&str, &str)]) -> ProfilesData {
                 }),
                 profiles,
             }],
-        }],
+        });
+    }
+    ProfilesData {
+        resource_profiles,
         dictionary: Some(writer.dictionary.finish()),
     }
 }
@@ -104,7 +122,8 @@ type Context = (Vec<i32>, i32);
 /// Index of the stack, and the context. Samples of one identity are one message.
 type Identity = (i32, Context);
 
-/// The samples of a profile.
+/// The samples of a resource.
+#[derive(Default)]
 struct Samples {
     /// Indices in the timeline, in chronological order.
     timed: BTreeMap<Identity, Vec<usize>>,
@@ -112,50 +131,64 @@ struct Samples {
     untimed: BTreeMap<Identity, Vec<u64>>,
 }
 
+impl Samples {
+    fn is_empty(&self) -> bool {
+        self.timed.is_empty() && self.untimed.is_empty()
+    }
+}
+
 struct OtlpWriter<'a> {
     profile: &'a Profile,
     /// ns since the Unix epoch.
     start: u64,
+    facts: &'a Facts<'a>,
     rows: &'a StackRows<'a>,
     stacks: StackTables<'a>,
     dictionary: Dictionary,
-    /// By index of the thread's track, process and thread in the tree, and number of the set of labels.
-    contexts: HashMap<(Option<usize>, Groups<'a>, LabelSetId), Context>,
+    /// By index of the thread's track and of the process, process and thread in the tree, and number of the set of labels.
+    contexts: HashMap<(Option<(usize, u32)>, Groups<'a>, LabelSetId), Context>,
     /// By item of the view.
     groups: Vec<Groups<'a>>,
 }
 
 impl<'a> OtlpWriter<'a> {
-    fn samples(&mut self, timeline: &Timeline) -> Samples {
-        let mut samples = Samples {
-            timed: BTreeMap::new(),
-            untimed: BTreeMap::new(),
-        };
+    /// By resource.
+    fn samples(&mut self, timeline: &Timeline) -> Vec<Samples> {
+        let mut all: Vec<Samples> = (0..self.facts.resources()).map(|_| Samples::default()).collect();
         for (at, track) in timeline.tracks.iter().enumerate() {
             for (_, row, sample) in &track.samples {
                 let set = self.profile.labels.of_samples.get(*sample).copied().unwrap_or(0);
-                let identity = self.identity(*row, Some((at, track)), set);
-                samples.timed.entry(identity).or_default().push(*sample);
+                let process = self.facts.process_of(*sample);
+                let identity = self.identity(*row, Some((at, process, track)), set);
+                let timed = &mut all[self.facts.resource_of(process)].timed;
+                timed.entry(identity).or_default().push(*sample);
             }
         }
         for (row, amounts) in &timeline.untimed {
-            let sums = samples.untimed.entry(self.identity(*row, None, 0)).or_default();
+            let identity = self.identity(*row, None, 0);
+            let sums = all
+                .last_mut()
+                .map(|samples| samples.untimed.entry(identity).or_default());
+            let sums = sums.expect("at least one resource");
             sums.resize(amounts.len(), 0);
             for (sum, amount) in sums.iter_mut().zip(amounts) {
                 *sum = sum.saturating_add(*amount);
             }
         }
-        samples
+        all
     }
 
-    fn identity(&mut self, row: u32, track: Option<(usize, &Track)>, set: LabelSetId) -> Identity {
+    /// The identity of a sample in a row, of a track and a process if it has a time.
+    fn identity(&mut self, row: u32, track: Option<(usize, u32, &Track)>, set: LabelSetId) -> Identity {
         let stack = self.stacks.stack(&mut self.dictionary, row);
         let groups = self.groups[self.rows.item[row as usize] as usize];
-        let key = (track.map(|(at, _)| at), groups, set);
+        let key = (track.map(|(at, process, _)| (at, process)), groups, set);
         let context = match self.contexts.get(&key) {
             Some(known) => known.clone(),
             None => {
-                let context = self.context(track.map(|(_, track)| track), groups, set);
+                let executable = track.and_then(|(_, process, _)| self.facts.executable(process));
+                let track = track.map(|(_, _, track)| track);
+                let context = self.context(track, executable, groups, set);
                 self.contexts.insert(key, context.clone());
                 context
             }
@@ -163,7 +196,13 @@ impl<'a> OtlpWriter<'a> {
         (stack, context)
     }
 
-    fn context(&mut self, track: Option<&Track>, (process, thread): Groups<'_>, set: LabelSetId) -> Context {
+    fn context(
+        &mut self,
+        track: Option<&Track>,
+        executable: Option<&str>,
+        (process, thread): Groups<'_>,
+        set: LabelSetId,
+    ) -> Context {
         let dictionary = &mut self.dictionary;
         let mut attributes = Vec::new();
         if let Some(Track { pid, tid, name, .. }) = track {
@@ -173,7 +212,12 @@ impl<'a> OtlpWriter<'a> {
                 attributes.push(dictionary.attribute(otlp::THREAD_NAME, name.as_str()));
             }
         }
-        for (key, name) in [(otlp::PROCESS_FRAME, process), (otlp::THREAD_FRAME, thread)] {
+        let names = [
+            (otlp::EXECUTABLE, executable),
+            (otlp::PROCESS_FRAME, process),
+            (otlp::THREAD_FRAME, thread),
+        ];
+        for (key, name) in names {
             attributes.extend(name.map(|name| dictionary.attribute(key, name)));
         }
         let labels = self.profile.labels.sets.get(set as usize);
@@ -194,18 +238,14 @@ impl<'a> OtlpWriter<'a> {
             };
             let value = match values[..] {
                 [value] => value.into(),
-                _ => AnyValue {
-                    value: Some(Any::Array(ArrayValue {
-                        values: values.into_iter().map(AnyValue::from).collect(),
-                    })),
-                },
+                _ => array(values.into_iter().map(AnyValue::from)),
             };
             attributes.push(dictionary.attribute(&key, value));
         }
         (attributes, link.map_or(0, |link| dictionary.link(link)))
     }
 
-    fn profiles(&mut self, samples: &Samples) -> Vec<OtlpProfile> {
+    fn profiles(&mut self, resource: usize, samples: &Samples) -> Vec<OtlpProfile> {
         let profile = self.profile;
         let types = profile.value_types();
         let is_timed = !samples.timed.is_empty();
@@ -215,7 +255,7 @@ impl<'a> OtlpWriter<'a> {
         // The end is not within the profile, and sums of times stay in the format's range.
         let duration = last.map_or(duration, |last| duration.max(last.saturating_add(1)));
         let duration_nano = duration.min(u64::MAX - self.start);
-        let attribute_indices = self.recording();
+        let attribute_indices = self.recording(resource);
         let period = period(types, is_timed);
         let mut profiles = Vec::new();
         for (value, Value { kind, .. }) in types.iter().enumerate() {
@@ -284,28 +324,51 @@ impl<'a> OtlpWriter<'a> {
         messages
     }
 
-    /// Attributes of every profile: what is known of the recording.
-    fn recording(&mut self) -> Vec<i32> {
-        let meta = &self.profile.meta;
+    /// Attributes of the profiles of a resource: what is known of the recording.
+    fn recording(&mut self, resource: usize) -> Vec<i32> {
+        let meta = self.facts.meta(self.profile, resource);
         let dictionary = &mut self.dictionary;
-        let texts = otlp::TEXTS.iter().map(|fact| (fact.key, (fact.get)(meta)));
+        let texts = otlp::TEXTS.iter().map(|fact| (fact.key, (fact.get)(&meta)));
         let texts = texts.filter(|(_, text)| !text.is_empty());
         let mut attributes: Vec<i32> = texts.map(|(key, text)| dictionary.attribute(key, text)).collect();
         for fact in otlp::NUMBERS {
-            let number = (fact.get)(meta);
+            let number = (fact.get)(&meta);
             if number > 0 {
                 attributes.push(dictionary.attribute_in(fact.key, number, fact.unit));
             }
         }
         if !meta.quality.reasons.is_empty() {
-            let reasons = meta.quality.reasons.iter();
-            let values = reasons.map(|(reason, samples)| key_value(reason, *samples)).collect();
-            let value = AnyValue {
-                value: Some(Any::List(KeyValueList { values })),
-            };
-            attributes.push(dictionary.attribute(otlp::REASONS, value));
+            attributes.push(dictionary.attribute(otlp::REASONS, reasons(&meta.quality)));
+        }
+        for (key, value) in self.facts.of_segment(self.profile, resource) {
+            attributes.push(dictionary.attribute(key, value));
         }
         attributes
+    }
+}
+
+fn reasons(quality: &Quality) -> AnyValue {
+    list(
+        quality
+            .reasons
+            .iter()
+            .map(|(reason, samples)| key_value(reason, *samples)),
+    )
+}
+
+fn list(values: impl Iterator<Item = KeyValue>) -> AnyValue {
+    AnyValue {
+        value: Some(Any::List(KeyValueList {
+            values: values.collect(),
+        })),
+    }
+}
+
+fn array(values: impl Iterator<Item = AnyValue>) -> AnyValue {
+    AnyValue {
+        value: Some(Any::Array(ArrayValue {
+            values: values.collect(),
+        })),
     }
 }
 
@@ -358,7 +421,11 @@ fn resource_of(profile: &Profile, more: &[(&str, &str)]) -> Resource {
         attributes.push(key_value(otlp::RUNTIME_NAME, otlp::CPYTHON));
         attributes.push(key_value(otlp::RUNTIME_VERSION, meta.python.as_str()));
     }
-    // The first one of a key counts.
+    unique(attributes)
+}
+
+/// A resource with these attributes. The first one of a key counts.
+fn unique(mut attributes: Vec<KeyValue>) -> Resource {
     let mut keys = BTreeSet::new();
     attributes.retain(|attribute| keys.insert(attribute.key.clone()));
     Resource { attributes }

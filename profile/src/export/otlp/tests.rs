@@ -177,7 +177,11 @@ fn profile_violations(found: &mut Violations, tables: &ProfilesDictionary, profi
 
 #[track_caller]
 fn valid(profile: &Profile) -> ProfilesData {
-    let data = message(profile, &[]);
+    follows_the_rules(message(profile, &Facts::One(&[])))
+}
+
+#[track_caller]
+fn follows_the_rules(data: ProfilesData) -> ProfilesData {
     assert_eq!(violations(&data), [""; 0]);
     let bytes = data.encode_to_vec();
     assert!(ProfilesData::decode(&*bytes).unwrap() == data);
@@ -458,4 +462,57 @@ fn messages_are_small() {
     };
     let (otlp, pprof) = (size(write), size(crate::export::pprof::write));
     assert!(otlp < pprof, "{otlp} bytes, {pprof} as pprof");
+}
+
+/// Two resources of three processes, one of them with a pid that is used again, and a sample of no process.
+#[test]
+fn segments_are_grouped_by_resource() {
+    let profile = profile(&[ValueType::SAMPLES, ValueType::OFF_CPU], &[&[][..]; 7]);
+    let process = |pid, name: &str, resource, taken| SegmentProcess {
+        pid,
+        name: name.into(),
+        resource,
+        quality: Quality {
+            taken,
+            ..Quality::default()
+        },
+    };
+    let service = |name: &str| {
+        vec![
+            ("host.name".to_string(), "h".to_string()),
+            ("service.name".into(), name.into()),
+        ]
+    };
+    let info = SegmentInfo {
+        resources: vec![service("a"), service("b"), service("unused")],
+        processes: vec![process(1, "x", 0, 3), process(1, "y", 1, 1), process(2, "", 1, 2)],
+        process_of_sample: vec![0, 1, 0, 2, 0, 2],
+        counts: BTreeMap::from([("processes.refused.permission".into(), 3)]),
+    };
+    let data = follows_the_rules(message(&profile, &Facts::Segment(Segment::new(&profile, &info))));
+    let of_resources: Vec<(usize, usize)> = data
+        .resource_profiles
+        .iter()
+        .map(|resource| {
+            let count = &resource.scope_profiles[0].profiles[0];
+            let times = count.samples.iter().map(|sample| sample.timestamps_unix_nano.len());
+            (resource.resource.as_ref().unwrap().attributes.len(), times.sum())
+        })
+        .collect();
+    assert_eq!(of_resources, [(2, 3), (2, 3), (0, 1)]);
+    assert_eq!(encode_segment(&profile, &info), data.encode_to_vec());
+}
+
+#[test]
+fn a_segment_without_samples_follows_the_rules() {
+    let (profile, info) = (Profile::default(), SegmentInfo::default());
+    let data = follows_the_rules(message(&profile, &Facts::Segment(Segment::new(&profile, &info))));
+    assert_eq!(data.resource_profiles.len(), 1);
+    let info = SegmentInfo {
+        resources: vec![Vec::new()],
+        processes: vec![SegmentProcess::default()],
+        ..SegmentInfo::default()
+    };
+    let data = follows_the_rules(message(&profile, &Facts::Segment(Segment::new(&profile, &info))));
+    assert_eq!(data.resource_profiles.len(), 1);
 }
