@@ -19,6 +19,7 @@
 //! - `interleave` puts both into calling order by stack address; it is pure.
 //! - `counts` counts raw stacks as prefixes, and `resolve` names each frame once, at the end.
 //! - `profile` holds, compares, merges, reads and writes finished profiles; `export` writes the formats of other tools.
+//! - `history` writes and lists directories of segments.
 //! - `session` calls the stages in order: for a live `Recording`, a `Replay` of a `tape`, or an `Inspection` of one process.
 //!   `in_process` records the process that it runs in, `host` all processes for months, `cli` does all of this for people;
 //!   `tui` is the live view.
@@ -68,6 +69,8 @@ pub mod cpython_layout;
 pub mod edges;
 #[doc(hidden)]
 pub mod event;
+#[doc(hidden)]
+pub mod history;
 #[doc(hidden)]
 pub mod host;
 #[doc(hidden)]

@@ -179,6 +179,16 @@ pub fn is_readable(fd: &OwnedFd) -> bool {
     poll(&[fd.as_fd()], Duration::ZERO).unwrap_or(false)
 }
 
+/// Locks a file for this process alone, until it is closed; false if another open file has the lock.
+pub fn lock(file: &File) -> io::Result<bool> {
+    // SAFETY: integers only.
+    match check(unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) }.into()) {
+        Ok(_) => Ok(true),
+        Err(e) if e.kind() == io::ErrorKind::WouldBlock => Ok(false),
+        Err(e) => Err(e),
+    }
+}
+
 /// An empty file in memory, close-on-exec.
 pub fn memory_file() -> io::Result<File> {
     // SAFETY: a name that ends in a NUL, and flags; the result is checked.
