@@ -90,6 +90,20 @@ impl Builder {
         }
     }
 
+    /// Adds a value type behind the others, of which nothing has been added so far. Returns its index.
+    pub fn value(&mut self, kind: ValueType) -> usize {
+        self.profile.values.push(Value {
+            kind,
+            amounts: Amounts::Each {
+                nodes: Vec::new(),
+                samples: Vec::new(),
+            },
+        });
+        self.columns
+            .push((vec![0; self.profile.nodes.len()], vec![0; self.profile.timeline.len()]));
+        self.columns.len()
+    }
+
     /// The number of a function; the same one for equal frames.
     pub fn frame(&mut self, frame: Frame) -> FrameId {
         let frames = &mut self.profile.frames;

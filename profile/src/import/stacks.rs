@@ -42,6 +42,26 @@ impl Stacks {
         })
     }
 
+    /// Of samples alone; [`Stacks::value`] adds further types.
+    pub fn of_samples() -> Stacks {
+        Stacks {
+            builder: Builder::new(&[ValueType::SAMPLES]),
+            depths: vec![0],
+            samples: 0,
+            end: 0,
+        }
+    }
+
+    /// Adds a value type behind the others.
+    pub fn value(&mut self, kind: ValueType) -> Result<(), Damage> {
+        if self.builder.value(kind) >= MAX_VALUE_TYPES {
+            return Err(Damage::whole(format!(
+                "more than {MAX_VALUE_TYPES} units, events or types of samples; that is the limit"
+            )));
+        }
+        Ok(())
+    }
+
     /// The number of a function.
     pub fn frame(&mut self, frame: Frame) -> FrameId {
         self.builder.frame(frame)

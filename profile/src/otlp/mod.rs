@@ -45,6 +45,16 @@ pub const PROCESSES: &str = "nativeprof.processes";
 pub const PROCESS_PID: &str = "pid";
 /// In [`PROCESSES`].
 pub const PROCESS_NAME: &str = "name";
+/// The version of what segments have, a number in [`SEGMENT`].
+pub const SEGMENT_VERSION: &str = "nativeprof.segment.version";
+/// The first version that is not read; the one before it is written.
+pub const NEXT_SEGMENT_VERSION: u64 = 2;
+/// Of a resource.
+pub const SERVICE_NAME: &str = "service.name";
+/// In hexadecimal, of a resource.
+pub const CONTAINER_ID: &str = "container.id";
+/// Names of the container, of a resource.
+pub const CONTAINER_NAMES: &[&str] = &["container.name", "k8s.container.name"];
 /// What is known of the whole segment, of a profile: a list of the numbers and reasons that the recording has, and of
 /// [`COUNTS`].
 pub const SEGMENT: &str = "nativeprof.segment";
@@ -236,6 +246,11 @@ impl From<u64> for AnyValue {
 pub fn is_reserved(key: &str) -> bool {
     let namespaces = ["nativeprof.", "process.", "service.", "thread."];
     key.is_empty() || namespaces.iter().any(|namespace| key.starts_with(namespace))
+}
+
+/// Whether segments are selected by this attribute of a resource.
+pub fn is_selected_by(key: &str) -> bool {
+    [SERVICE_NAME, CONTAINER_ID].contains(&key) || CONTAINER_NAMES.contains(&key)
 }
 
 /// The bytes of an identifier, lower-case hexadecimal of so many bytes that are not all zero.

@@ -149,7 +149,8 @@ impl<'a> Facts<'a> {
         let Facts::Segment(segment) = self else {
             return Vec::new();
         };
-        let mut whole = numbers(&profile.meta);
+        let mut whole = vec![key_value(otlp::SEGMENT_VERSION, otlp::NEXT_SEGMENT_VERSION - 1)];
+        whole.extend(numbers(&profile.meta));
         let counts = &segment.info.counts;
         if !counts.is_empty() {
             let counts = counts.iter().map(|(name, number)| key_value(name, *number));

@@ -1,6 +1,6 @@
 //! What samples have besides their stack: process, thread and labels.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 
 use super::tables::{Table, Tables, decode, number_of};
 use crate::import::Damage;
@@ -15,9 +15,11 @@ use crate::otlp::messages::{Any, Link, Resource};
 pub struct Process {
     pub pid: u32,
     /// The name of its executable.
-    executable: String,
+    pub executable: String,
     /// The version of its CPython.
     pub python: String,
+    /// What it can be selected by: names of its service and container, by key.
+    pub labels: BTreeMap<String, String>,
 }
 
 impl Process {
@@ -32,6 +34,10 @@ impl Process {
                 otlp::EXECUTABLE => process.executable = tables.text_of(value)?.unwrap_or_default(),
                 otlp::RUNTIME_NAME => runtime = tables.text_of(value)?,
                 otlp::RUNTIME_VERSION => version = tables.text_of(value)?,
+                key if otlp::is_selected_by(key) => {
+                    let value = tables.text_of(value)?;
+                    process.labels.extend(value.map(|value| (key.to_string(), value)));
+                }
                 _ => {}
             }
         }
@@ -43,12 +49,16 @@ impl Process {
 
     /// The name of its node in the tree.
     fn node_name(&self) -> Option<String> {
-        match (&*self.executable, self.pid) {
-            ("", 0) => None,
-            ("", pid) => Some(pid.to_string()),
-            (name, 0) => Some(name.into()),
-            (name, pid) => Some(format!("{name} {pid}")),
-        }
+        node_name(&self.executable, self.pid)
+    }
+}
+
+fn node_name(executable: &str, pid: u32) -> Option<String> {
+    match (executable, pid) {
+        ("", 0) => None,
+        ("", pid) => Some(pid.to_string()),
+        (name, 0) => Some(name.into()),
+        (name, pid) => Some(format!("{name} {pid}")),
     }
 }
 
@@ -86,7 +96,7 @@ impl Contexts {
         let (_, attributes, link) = &sample;
         let (mut pid, mut tid) = (process.pid, 0);
         let mut process_frame = process.node_name().filter(|_| by_process);
-        let (mut thread_frame, mut thread_name) = (None, None);
+        let (mut thread_frame, mut thread_name, mut executable) = (None, None, None);
         let mut labels = link_labels(*link, tables)?;
         for attribute in attributes {
             let (key, value) = tables.attribute(*attribute)?;
@@ -95,6 +105,7 @@ impl Contexts {
                 otlp::PID => pid = small(number_of(value)),
                 otlp::TID => tid = small(number_of(value)),
                 otlp::THREAD_NAME => thread_name = tables.text_of(value)?,
+                otlp::EXECUTABLE => executable = tables.text_of(value)?,
                 otlp::PROCESS_FRAME => process_frame = tables.text_of(value)?.or(process_frame),
                 otlp::THREAD_FRAME => thread_frame = tables.text_of(value)?,
                 key => {
@@ -110,6 +121,7 @@ impl Contexts {
                 }
             }
         }
+        process_frame = process_frame.or_else(|| node_name(executable.as_deref()?, pid));
         let mut base = Stacks::ROOT;
         for (kind, name) in [(FrameKind::Process, process_frame), (FrameKind::Thread, thread_frame)] {
             if let Some(name) = name {
@@ -147,6 +159,6 @@ fn link_labels(link: i32, tables: &Tables<'_>) -> Result<LabelSet, Damage> {
 }
 
 /// The number of a process or thread; 0 if it is none.
-fn small(number: Option<u64>) -> u32 {
+pub fn small(number: Option<u64>) -> u32 {
     number.and_then(|number| u32::try_from(number).ok()).unwrap_or(0)
 }

@@ -8,20 +8,21 @@
 
 mod contexts;
 mod locations;
+pub mod segments;
 mod tables;
 #[cfg(test)]
 mod tests;
 
 use std::collections::HashMap;
 
-use self::contexts::{Context, Contexts, Process};
+use self::contexts::{Context, Contexts, Process, small};
 use self::locations::Locations;
 use self::tables::{Table, Tables, decode, number_of};
 use super::stacks::{MAX_VALUE_TYPES, Stacks};
 use super::wire::{Field, Fields};
 use super::{Damage, pprof};
 use crate::labels::Labels;
-use crate::model::{Meta, ModuleMeta, PlaceId, Profile};
+use crate::model::{Meta, ModuleMeta, PlaceId, Profile, Quality};
 use crate::otlp;
 use crate::otlp::messages::{Any, InstrumentationScope, KeyValueList, Mapping, OtlpSample, OtlpValueType};
 use crate::values::{Unit, Value, ValueType};
@@ -399,22 +400,54 @@ fn recording(profiles: &[ProfileHead<'_>], tables: &Tables<'_>, is_own: bool) ->
     let Some(first) = profiles.first().filter(|_| is_own) else {
         return Ok(meta);
     };
+    let mut of_segment = None;
     for attribute in &first.attributes {
         let (key, value) = tables.attribute(*attribute)?;
         if let Some(fact) = otlp::TEXTS.iter().find(|fact| fact.key == key) {
             (fact.set)(&mut meta, tables.text_of(value.as_ref())?.unwrap_or_default());
         } else if let Some(fact) = otlp::NUMBERS.iter().find(|fact| fact.key == key) {
             (fact.set)(&mut meta, number_of(value.as_ref()).unwrap_or(0));
-        } else if let (otlp::REASONS, Some(Any::List(KeyValueList { values }))) =
-            (&*key, value.and_then(|value| value.value))
-        {
-            for reason in &values {
-                let samples = number_of(reason.value.as_ref()).unwrap_or(0);
-                meta.quality.reasons.insert(tables.key(reason)?.into_owned(), samples);
+        } else if let Some(Any::List(list)) = value.and_then(|value| value.value) {
+            match &*key {
+                otlp::REASONS => set_reasons(&mut meta, &list, tables)?,
+                otlp::SEGMENT => of_segment = Some(list),
+                _ => {}
             }
         }
     }
+    // What is known of all resources, not of the first one.
+    if let Some(list) = of_segment {
+        meta.quality = Quality::default();
+        set_numbers(&mut meta, &list, tables)?;
+    }
     Ok(meta)
+}
+
+/// Sets the numbers that a list has, and the reasons.
+fn set_numbers(meta: &mut Meta, list: &KeyValueList, tables: &Tables<'_>) -> Result<(), Damage> {
+    for entry in &list.values {
+        let key = tables.key(entry)?;
+        let value = entry.value.as_ref();
+        if let Some(fact) = otlp::NUMBERS.iter().find(|fact| fact.key == key) {
+            (fact.set)(meta, number_of(value).unwrap_or(0));
+        } else if let (otlp::REASONS, Some(Any::List(list))) = (&*key, value.and_then(|value| value.value.as_ref())) {
+            set_reasons(meta, list, tables)?;
+        } else if let (otlp::SEGMENT_VERSION, Some(version @ otlp::NEXT_SEGMENT_VERSION..)) = (&*key, number_of(value))
+        {
+            return Err(Damage::whole(format!(
+                "it is of version {version} of the format, which is newer than this nativeprof"
+            )));
+        }
+    }
+    Ok(())
+}
+
+fn set_reasons(meta: &mut Meta, list: &KeyValueList, tables: &Tables<'_>) -> Result<(), Damage> {
+    for reason in &list.values {
+        let samples = number_of(reason.value.as_ref()).unwrap_or(0);
+        meta.quality.reasons.insert(tables.key(reason)?.into_owned(), samples);
+    }
+    Ok(())
 }
 
 /// Files of which more is known than their path, with most samples first.
