@@ -19,6 +19,7 @@ mod backend;
 mod commands;
 mod debuginfod;
 mod discover;
+mod history;
 mod input;
 mod live;
 mod output;

@@ -1,10 +1,10 @@
 //! Arguments of `diff`.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
 
-use super::shared::{BrowserArg, FrameArgs, TimeRangeArgs, confidence, limit, values};
+use super::shared::{BrowserArg, FrameArgs, HistoryArgs, TimeRangeArgs, confidence, duration, limit, values};
 use super::{ColorWhen, input_help};
 
 #[derive(Debug, Args)]
@@ -12,8 +12,12 @@ pub struct DiffCommand {
     #[arg(value_name = "BEFORE", help = input_help("Older profile: a tape, or a file"))]
     pub before: PathBuf,
     /// Newer profile
-    #[arg(value_name = "AFTER")]
-    pub after: PathBuf,
+    #[arg(
+        value_name = "AFTER",
+        required_unless_present = "against",
+        conflicts_with = "against"
+    )]
+    pub after: Option<PathBuf>,
     /// Row filters, applied in order, as in `report`
     #[arg(value_name = "FILTER")]
     pub filters: Vec<String>,
@@ -22,6 +26,11 @@ pub struct DiffCommand {
     pub by: DiffBy,
     #[command(flatten)]
     pub range: TimeRangeArgs,
+    #[command(flatten)]
+    pub history: HistoryArgs,
+    /// Of a history: compare the selected time with the same one so much earlier: 24h
+    #[arg(long, value_name = "TIME", value_parser = duration)]
+    pub against: Option<u64>,
     #[command(flatten)]
     pub frames: FrameArgs,
     /// Python frames only: C time counts as part of the calling Python function
@@ -67,6 +76,13 @@ pub struct DiffCommand {
     /// When to use color; `auto`: on a terminal, unless NO_COLOR is set
     #[arg(long, value_enum, value_name = "WHEN", default_value_t = ColorWhen::Auto)]
     pub color: ColorWhen,
+}
+
+impl DiffCommand {
+    /// The older and the newer profile. With `--against`, both are in one directory.
+    pub fn paths(&self) -> [&Path; 2] {
+        [&self.before, self.after.as_ref().unwrap_or(&self.before)]
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

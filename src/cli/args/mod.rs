@@ -12,8 +12,8 @@ mod shared;
 
 pub use diff::{DiffBy, DiffCommand, DiffFormat, Normalize};
 pub use shared::{
-    Browse, DebuginfodArg, FrameArgs, LabelArgs, ProcessRef, Sampling, SymbolArgs, TargetArg, TaskArgs, TimeRangeArgs,
-    ViewArgs,
+    Browse, DebuginfodArg, FrameArgs, HistoryArgs, LabelArgs, ProcessRef, Sampling, SymbolArgs, TargetArg, TaskArgs,
+    TimePoint, TimeRangeArgs, ViewArgs,
 };
 use shared::{formats, rate, seconds, values, wait_kinds};
 
@@ -248,6 +248,8 @@ pub struct ReportCommand {
     #[command(flatten)]
     pub range: TimeRangeArgs,
     #[command(flatten)]
+    pub history: HistoryArgs,
+    #[command(flatten)]
     pub labels: LabelArgs,
     /// Callers of the function (a name or a regular expression)
     #[arg(long, value_name = "FUNCTION", conflicts_with_all = ["callees", "tree", "by"])]
@@ -364,6 +366,8 @@ pub struct Export {
     pub no_native: bool,
     #[command(flatten)]
     pub range: TimeRangeArgs,
+    #[command(flatten)]
+    pub history: HistoryArgs,
     #[command(flatten)]
     pub labels: LabelArgs,
     #[command(flatten)]

@@ -9,6 +9,7 @@ use super::{BackendChoice, pid};
 use crate::capture::{self, EVENT_KINDS, EventKind, MODES, Mode};
 use crate::error::{Error, ErrorKind};
 use crate::export::FORMATS;
+use crate::history::name;
 use crate::profile::labels::{LabelFilter, SPAN};
 use crate::profile::measure::{Clock, Measure};
 use crate::profile::views::ViewOptions;
@@ -214,7 +215,7 @@ fn with_unit(text: &str) -> Option<f64> {
 }
 
 /// A duration in ns: `10ms`, `1.5s`, `300us`.
-fn duration(text: &str) -> Result<u64, String> {
+pub fn duration(text: &str) -> Result<u64, String> {
     match with_unit(text) {
         Some(seconds) if (0.0..=1e9).contains(&seconds) => Ok((seconds * 1e9) as u64),
         _ => Err("a duration is a number with its unit: 300us, 10ms, 1.5s".into()),
@@ -229,23 +230,101 @@ pub fn seconds(text: &str) -> Result<f64, String> {
     }
 }
 
-/// A time in ns since the start of a recording, written as a duration.
-fn time(text: &str) -> Result<u64, String> {
+/// A time, as options state it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TimePoint {
+    /// ns since the start of the recording.
+    SinceStart(u64),
+    /// ns since the Unix epoch.
+    Clock(u64),
+    /// ns since midnight, UTC.
+    OfDay(u64),
+}
+
+/// A time: since the start of a recording, written as a duration, or of a clock.
+fn time(text: &str) -> Result<TimePoint, String> {
     match text.parse().ok().or_else(|| with_unit(text)) {
-        Some(seconds) if (0.0..=1e9).contains(&seconds) => Ok((seconds * 1e9).round() as u64),
-        _ => Err("TIME is a number of seconds since the start of the recording, or has a unit: 2.5, 500ms, 5m".into()),
+        Some(seconds) if (0.0..=1e9).contains(&seconds) => Ok(TimePoint::SinceStart((seconds * 1e9).round() as u64)),
+        _ => clock_time(text).ok_or_else(|| {
+            "TIME is a number of seconds since the start of the recording, or has a unit: 2.5, 500ms, 5m; of a history, it is \
+             a time in UTC: 03:00, 2026-11-28T03:00"
+                .into()
+        }),
+    }
+}
+
+/// `2026-11-28T03:00:30Z`, `2026-11-28T03:00`, `2026-11-28`, `03:00:30`, `03:00`.
+fn clock_time(text: &str) -> Option<TimePoint> {
+    const SECOND: u64 = 1_000_000_000;
+    let text = text.strip_suffix('Z').unwrap_or(text);
+    let numbers = |text: &str, separator: char| -> Option<Vec<u64>> {
+        let is_number = |part: &str| (1..=4).contains(&part.len()) && part.bytes().all(|byte| byte.is_ascii_digit());
+        let part = |part: &str| part.parse().ok().filter(|_| is_number(part));
+        text.split(separator).map(part).collect()
+    };
+    let of_day = |text: &str| match numbers(text, ':')?[..] {
+        [hour, minute] if hour < 24 && minute < 60 => Some((hour * 60 + minute) * 60 * SECOND),
+        [hour, minute, second] if hour < 24 && minute < 60 && second < 60 => {
+            Some(((hour * 60 + minute) * 60 + second) * SECOND)
+        }
+        _ => None,
+    };
+    if !text.contains('-') {
+        return of_day(text).map(TimePoint::OfDay);
+    }
+    let (date, time) = text.split_once('T').unwrap_or((text, "00:00"));
+    let [year, month, day] = numbers(date, '-')?[..] else {
+        return None;
+    };
+    let days = name::days(year, month, day)?;
+    let midnight = days.checked_mul(86_400 * SECOND)?;
+    midnight.checked_add(of_day(time)?).map(TimePoint::Clock)
+}
+
+/// Which part of the history in a directory to read.
+#[derive(Clone, Debug, Default, Args)]
+pub struct HistoryArgs {
+    /// Of a history: only the last 10m, 1h, 30s that it has (or before --to)
+    #[arg(long, value_name = "TIME", value_parser = duration, conflicts_with = "from")]
+    pub last: Option<u64>,
+    /// Of a history: only containers of this name, or whose ID begins with this
+    #[arg(long, value_name = "NAME|ID")]
+    pub container: Option<String>,
+    /// Of a history: only this service
+    #[arg(long, value_name = "NAME")]
+    pub service: Option<String>,
+    /// Of a history: only processes of this program
+    #[arg(long, value_name = "NAME")]
+    pub comm: Option<String>,
+    /// Of a history: only this process
+    #[arg(long, value_name = "PID", value_parser = pid)]
+    pub pid: Option<u32>,
+}
+
+impl HistoryArgs {
+    /// The first option that was given.
+    pub fn first_used(&self) -> Option<&'static str> {
+        let options = [
+            ("--last", self.last.is_some()),
+            ("--container", self.container.is_some()),
+            ("--service", self.service.is_some()),
+            ("--comm", self.comm.is_some()),
+            ("--pid", self.pid.is_some()),
+        ];
+        options.iter().find(|(_, is_used)| *is_used).map(|(option, _)| *option)
     }
 }
 
 /// Which part of a recording to show.
 #[derive(Clone, Copy, Debug, Default, Args)]
 pub struct TimeRangeArgs {
-    /// Only the time from here on, since the start of the recording: 2s, 500ms, 5m (of profiles with a timeline)
+    /// Only the time from here on, since the start of the recording: 2s, 500ms, 5m (of profiles with a timeline); of a history:
+    /// 03:00, 2026-11-28T03:00 (UTC)
     #[arg(long, value_name = "TIME", value_parser = time)]
-    pub from: Option<u64>,
-    /// Only the time up to here, since the start of the recording
+    pub from: Option<TimePoint>,
+    /// Only the time up to here
     #[arg(long, value_name = "TIME", value_parser = time)]
-    pub to: Option<u64>,
+    pub to: Option<TimePoint>,
 }
 
 /// Samples per second: `99`, `250hz`, `10khz`.

@@ -3,8 +3,9 @@
 use std::path::Path;
 
 use crate::cli::args::Export;
+use crate::cli::history;
 use crate::cli::input;
-use crate::cli::output::{Output, labels, time_range};
+use crate::cli::output::{Output, labels};
 use crate::error::Result;
 use crate::privileges::phases;
 use crate::resolve::source_lines;
@@ -19,8 +20,7 @@ pub fn export(options: &Export) -> Result<()> {
     )?
     .shown(&options.shown, options.no_native)?;
     output.check_inputs(std::slice::from_ref(&options.file))?;
-    let mut profile = input::profile(&options.file, output.needs())?;
-    profile = time_range::select(profile, options.range, &options.file)?;
+    let mut profile = history::profile(&options.file, options.range, &options.history, 0, output.needs())?;
     profile = labels::select(profile, &options.labels, &options.file)?;
     output.check(&profile)?;
     if output.quotes_source() {

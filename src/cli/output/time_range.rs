@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use crate::cli::args::TimeRangeArgs;
+use crate::cli::args::{TimePoint, TimeRangeArgs};
 use crate::cli::input;
 use crate::error::{Error, ErrorKind, Result};
 use crate::escape::line;
@@ -23,7 +23,14 @@ pub fn select(profile: Profile, range: TimeRangeArgs, file: &Path) -> Result<Pro
     if from.is_none() && to.is_none() {
         return Ok(profile);
     }
-    let from = from.unwrap_or(0);
+    let offset = |time: Option<TimePoint>| match time {
+        Some(TimePoint::SinceStart(time)) => Ok(Some(time)),
+        Some(_) => Err(Error::new(ErrorKind::Usage, "a time of day needs a history")
+            .why(format!("{} is one recording", line(&input::shown(file))))
+            .hint("--from 2s --to 5s, both since the start of the recording")),
+        None => Ok(None),
+    };
+    let (from, to) = (offset(from)?.unwrap_or(0), offset(to)?);
     let show = |time: u64| Unit::Nanoseconds.show(time);
     if let Some(to) = to.filter(|to| *to <= from) {
         let what = format!("no time is between {} and {}", show(from), show(to));

@@ -6,6 +6,7 @@ use std::path::Path;
 use serde_json::{Value, json};
 
 use crate::cli::args::{Browse, DiffBy, DiffCommand as Options, DiffFormat, Normalize};
+use crate::cli::history;
 use crate::cli::input;
 use crate::cli::output::atomic_file::{OutputFile, PUBLIC};
 use crate::cli::output::browser;
@@ -38,6 +39,24 @@ mod gate;
 use comparable::{check_comparable, sampled_time};
 pub use gate::Gate;
 
+/// Both profiles: of two paths, or of two times of one history.
+fn read(options: &Options, kept: Caps) -> Result<[Profile; 2]> {
+    let (paths, range) = (options.paths(), options.range);
+    if options.against.is_none() && !paths.iter().any(|path| path.is_dir()) && options.history.first_used().is_none() {
+        // Both are opened before the first one is parsed, which takes privileges away.
+        let mut read = paths.into_iter().zip(input::profiles(&paths, kept)?);
+        let mut next = || match read.next() {
+            Some((path, profile)) => time_range::select(profile, range, path),
+            None => Ok(Profile::default()),
+        };
+        return Ok([next()?, next()?]);
+    }
+    let [before, after] = paths;
+    let earlier = options.against.unwrap_or(0);
+    let of = |path, earlier| history::profile(path, range, &options.history, earlier, kept);
+    Ok([of(before, earlier)?, of(after, 0)?])
+}
+
 /// Compares. Without `--fail-above`, everything has passed.
 ///
 /// # Errors
@@ -69,13 +88,8 @@ pub fn diff(options: &Options) -> Result<Gate> {
         _ => None,
     };
     let kept = place.as_ref().map_or(Caps::NONE, OutputFile::needs);
-    let paths: [&Path; 2] = [&options.before, &options.after];
-    let mut read = input::profiles(&paths, kept)?;
-    for (profile, path) in read.iter_mut().zip(paths) {
-        *profile = time_range::select(std::mem::take(profile), options.range, path)?;
-    }
-    let mut read = read.into_iter();
-    let read = [(); 2].map(|()| read.next().unwrap_or_default());
+    let paths = options.paths();
+    let read = read(options, kept)?;
     let compared = comparable::by_value(read, paths, options.value.as_deref())?;
     let grains = compared.each_ref().map(|compared| compared.grain);
     let is_traced = compared.iter().all(|compared| compared.is_traced);
@@ -93,7 +107,7 @@ pub fn diff(options: &Options) -> Result<Gate> {
         Some(Normalize::Rate) => Normalization::Rate,
         Some(Normalize::Time) => Normalization::Time,
     };
-    for (profile, path) in [(a, &options.before), (b, &options.after)] {
+    for (profile, path) in [a, b].into_iter().zip(paths) {
         check_comparable(profile, path, normalization)?;
     }
     if let (Some(one), Some(other)) = (sampled_time(a), sampled_time(b))
@@ -207,7 +221,7 @@ struct Text<'a> {
 impl Text<'_> {
     /// Names of the older and of the newer profile.
     fn names(&self) -> [String; 2] {
-        [&self.options.before, &self.options.after].map(|path| {
+        self.options.paths().map(|path| {
             let name = path.file_name().unwrap_or(path.as_os_str());
             name.to_string_lossy().into_owned()
         })
@@ -250,10 +264,11 @@ impl Text<'_> {
 
     fn table(&self, filters: &[row_filter::RowFilter], style: &TerminalStyle) -> String {
         let Text { options, found, .. } = self;
+        let [before, after] = options.paths();
         let mut text = String::new();
         for (word, path, profile) in [
-            ("before", &options.before, self.profiles[0]),
-            ("after ", &options.after, self.profiles[1]),
+            ("before", before, self.profiles[0]),
+            ("after ", after, self.profiles[1]),
         ] {
             let (samples, meta) = (profile.nodes[0].count, &profile.meta);
             let kind = profile.count_type();
@@ -481,10 +496,11 @@ impl Text<'_> {
             }
             value
         };
+        let [before, after] = self.options.paths();
         json!({
             "version": JSON_VERSION,
-            "before": self.options.before.to_string_lossy(),
-            "after": self.options.after.to_string_lossy(),
+            "before": before.to_string_lossy(),
+            "after": after.to_string_lossy(),
             "value": self.profiles[1].count_type().key(),
             "samples": self.profiles.map(|profile| profile.nodes[0].count),
             "unit": match self.normalization {

@@ -6,6 +6,7 @@ use std::path::Path;
 use serde_json::{Value, json};
 
 use crate::cli::args::{ReportBy, ReportCommand, ReportOrder};
+use crate::cli::history;
 use crate::cli::input;
 use crate::cli::output::labels;
 use crate::cli::output::row_filter;
@@ -14,7 +15,6 @@ use crate::cli::output::style::{Color, TerminalStyle, color};
 use crate::cli::output::table;
 use crate::cli::output::table::{Cell, Overflow, plain};
 use crate::cli::output::table_rows::{ReportRow, kind_name};
-use crate::cli::output::time_range;
 use crate::cli::output::{JSON_VERSION, no_such_function, value_of};
 use crate::error::{Error, ErrorKind, Result};
 use crate::escape::line;
@@ -62,14 +62,13 @@ fn several(file: &Path, option: &str, word: &str, names: &[String]) -> Error {
 /// Prints the requested table.
 ///
 /// # Errors
-/// Those of [`input::profile`]; `Usage` for an invalid filter; `Data` if the profile does not have the requested data.
+/// Those of [`history::profile`]; `Usage` for an invalid filter; `Data` if the profile does not have the requested data.
 pub fn report(options: &ReportCommand) -> Result<()> {
     let words = options.filters.iter().map(|word| row_filter::parse(word));
     let filters = words.collect::<Result<Vec<_>>>()?;
     let style = TerminalStyle::of_stdout(options.color);
     phases::switch_to_invoking_user()?;
-    let mut profile = input::profile(&options.file, Caps::NONE)?;
-    profile = time_range::select(profile, options.range, &options.file)?;
+    let mut profile = history::profile(&options.file, options.range, &options.history, 0, Caps::NONE)?;
     profile = labels::select(profile, &options.labels, &options.file)?;
     let lists_python = options.by.is_none()
         && !options.tree
