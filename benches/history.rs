@@ -1,5 +1,5 @@
-//! A day of a synthetic host: the size of its segments. `cargo bench --bench history -- DIR` leaves them in DIR, to measure commands
-//! that read them.
+//! A day of a synthetic host: the size of its segments. `cargo bench --bench history -- DIR` leaves them in DIR, to
+//! measure commands that read them.
 
 use std::path::PathBuf;
 use std::time::Instant;

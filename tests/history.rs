@@ -76,6 +76,12 @@ fn times_are_of_a_clock() {
     let scratch = Scratch::new("times", 10);
     let path = &scratch.0;
     assert_eq!(samples(path, &[]), 1200);
+    let output = run("report", path, &["--last", "2m"]);
+    let status = String::from_utf8_lossy(&output.stderr);
+    assert!(
+        status.contains("2 segments from 2026-11-28T03:22:00Z to 2026-11-28T03:24:00Z"),
+        "{status}"
+    );
     assert_eq!(samples(path, &["--last", "2m"]), 240);
     assert_eq!(samples(path, &["--from", "03:20"]), 480);
     assert_eq!(samples(path, &["--from", "2026-11-28T03:15", "--to", "03:17"]), 240);

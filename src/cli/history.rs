@@ -42,8 +42,14 @@ pub fn profile(path: &Path, range: TimeRangeArgs, selected: &HistoryArgs, earlie
     let directory = Directory::open(path)?;
     report_foreign(&directory);
     let (from, to) = times(&directory, range, selected.last)?;
-    let (from, to) = (from.saturating_sub(earlier), to.saturating_sub(earlier));
-    let is_within = |entry: &&Entry| nanoseconds(entry.name.start) < to && from < nanoseconds(entry.name.end() + 1);
+    let (from, shown_to) = (from.saturating_sub(earlier), to.saturating_sub(earlier));
+    // Names are in ms: the last segment may be a little longer.
+    let to = if range.to.is_none() && earlier == 0 {
+        u64::MAX
+    } else {
+        shown_to
+    };
+    let is_within = |entry: &&Entry| nanoseconds(entry.name.start) < to && from < nanoseconds(entry.name.end());
     let names: Vec<SegmentName> = directory
         .segments()
         .iter()
@@ -64,7 +70,7 @@ pub fn profile(path: &Path, range: TimeRangeArgs, selected: &HistoryArgs, earlie
             "{} has no such samples from {} to {}",
             path.display(),
             shown(from),
-            shown(to)
+            shown(shown_to)
         );
         let why = match names.len() {
             0 => extent(&directory),
@@ -82,7 +88,7 @@ pub fn profile(path: &Path, range: TimeRangeArgs, selected: &HistoryArgs, earlie
         "{} segments from {} to {}",
         names.len() - skipped,
         shown(from),
-        shown(to)
+        shown(shown_to)
     ));
     Ok(profile)
 }

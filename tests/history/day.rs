@@ -1,5 +1,5 @@
-//! A synthetic host: some services, each with processes of its own, whose stacks are like those of real programs: few are hot, many
-//! are rare.
+//! A synthetic host: some services, each with processes of its own, whose stacks are like those of real programs: few
+//! are hot, many are rare.
 
 use std::collections::BTreeMap;
 use std::path::Path;

@@ -278,8 +278,8 @@ impl Segments {
         &self.counts
     }
 
-    /// The profile. It begins with the first segment that has a selected time, and is as long as the selected times of all. Quality
-    /// is that of segments that were read whole.
+    /// The profile. It begins with the first segment that has a selected time, and is as long as the selected times of
+    /// all. Quality is that of segments that were read whole.
     pub fn finish(self) -> Profile {
         let mut meta = self.meta.unwrap_or_default();
         meta.duration = otlp::seconds(self.covered);
