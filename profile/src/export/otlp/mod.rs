@@ -119,6 +119,9 @@ fn groups<'a>(view: &View<'a>) -> Vec<Groups<'a>> {
 /// What of a sample besides its stack is part of its identity: the attributes, and the link.
 type Context = (Vec<i32>, i32);
 
+/// Index of the thread's track and of the process, process and thread in the tree, and number of the set of labels.
+type ContextKey<'a> = (Option<(usize, u32)>, Groups<'a>, LabelSetId);
+
 /// Index of the stack, and the context. Samples of one identity are one message.
 type Identity = (i32, Context);
 
@@ -145,8 +148,7 @@ struct OtlpWriter<'a> {
     rows: &'a StackRows<'a>,
     stacks: StackTables<'a>,
     dictionary: Dictionary,
-    /// By index of the thread's track and of the process, process and thread in the tree, and number of the set of labels.
-    contexts: HashMap<(Option<(usize, u32)>, Groups<'a>, LabelSetId), Context>,
+    contexts: HashMap<ContextKey<'a>, Context>,
     /// By item of the view.
     groups: Vec<Groups<'a>>,
 }

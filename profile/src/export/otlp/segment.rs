@@ -41,7 +41,7 @@ pub enum Facts<'a> {
     /// There is one, with further attributes.
     One(&'a [(&'a str, &'a str)]),
     /// There are those of a segment.
-    Segment(Segment<'a>),
+    Segment(Box<Segment<'a>>),
 }
 
 pub struct Segment<'a> {
@@ -53,14 +53,14 @@ pub struct Segment<'a> {
 }
 
 impl<'a> Segment<'a> {
-    pub fn new(profile: &Profile, info: &'a SegmentInfo) -> Segment<'a> {
+    pub fn new(profile: &Profile, info: &'a SegmentInfo) -> Box<Segment<'a>> {
         let mut processes = vec![Vec::new(); info.resources.len() + 1];
         for process in &info.processes {
             let at = (process.resource as usize).min(info.resources.len());
             processes[at].push(process);
         }
         let meta = &profile.meta;
-        Segment {
+        Box::new(Segment {
             info,
             processes,
             meta: Meta {
@@ -70,7 +70,7 @@ impl<'a> Segment<'a> {
                 duration: meta.duration,
                 ..Meta::default()
             },
-        }
+        })
     }
 }
 
@@ -90,7 +90,12 @@ impl<'a> Facts<'a> {
     pub fn process_of(&self, sample: usize) -> u32 {
         match self {
             Facts::One(_) => NO_PROCESS,
-            Facts::Segment(Segment { info, .. }) => info.process_of_sample.get(sample).copied().unwrap_or(NO_PROCESS),
+            Facts::Segment(segment) => segment
+                .info
+                .process_of_sample
+                .get(sample)
+                .copied()
+                .unwrap_or(NO_PROCESS),
         }
     }
 
