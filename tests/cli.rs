@@ -329,7 +329,7 @@ fn files_without_a_profile() {
             "/nonexistent/x.json",
             &["cannot read /nonexistent/x.json", "No such file"][..],
         ),
-        ("/", &["is a directory"]),
+        ("/", &["is a directory without segments"]),
         (&format!("{golden}.svg"), &["it is an SVG"]),
         (
             &format!("{}/Cargo.toml", env!("CARGO_MANIFEST_DIR")),

@@ -40,8 +40,8 @@ pub fn profile(path: &Path, range: TimeRangeArgs, selected: &HistoryArgs, earlie
     }
     phases::drop_for_symbolization(kept)?;
     let directory = Directory::open(path)?;
-    report_foreign(&directory);
     let (from, to) = times(&directory, range, selected.last)?;
+    report_foreign(&directory);
     let (from, shown_to) = (from.saturating_sub(earlier), to.saturating_sub(earlier));
     // Names are in ms: the last segment may be a little longer.
     let to = if range.to.is_none() && earlier == 0 {
@@ -142,8 +142,10 @@ fn report_foreign(directory: &Directory) {
 fn times(directory: &Directory, range: TimeRangeArgs, last: Option<u64>) -> Result<(u64, u64)> {
     let end = directory.segments().iter().map(|entry| entry.name.end()).max();
     let Some(end) = end.map(nanoseconds) else {
-        let what = format!("{} has no segments", directory.path().display());
-        return Err(Error::new(ErrorKind::Data, what).hint("check the path: nativeprof host --dir DIR writes them"));
+        let what = format!("cannot read {}", directory.path().display());
+        return Err(Error::new(ErrorKind::Data, what)
+            .why("it is a directory without segments of a history")
+            .hint("check the path"));
     };
     let point = |option: &str, point: TimePoint| match point {
         TimePoint::Clock(time) => Ok(time),
