@@ -50,3 +50,5 @@ pub mod view;
 pub mod views;
 pub mod waits;
 pub mod your_functions;
+
+pub use otlp::parts as otlp_parts;

@@ -4,6 +4,7 @@
 //! format does not have.
 
 pub mod messages;
+pub mod parts;
 
 use crate::model::{FrameKind, Meta};
 use messages::{Any, AnyValue};
