@@ -81,6 +81,7 @@ mod limits;
 mod privileges;
 #[doc(hidden)]
 pub mod process;
+mod push;
 #[doc(hidden)]
 pub mod resolve;
 #[doc(hidden)]

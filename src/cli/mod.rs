@@ -95,6 +95,10 @@ pub fn main() -> ExitCode {
         args::Command::Report(r) => commands::report::report(&r),
         args::Command::Export(e) => commands::export::export(&e),
         args::Command::Merge(m) => commands::merge::merge(&m),
+        args::Command::Push(p) => match commands::push::push(&p) {
+            Ok(false) => return ExitCode::FAILURE,
+            done => done.map(drop),
+        },
         args::Command::Doctor(d) => match commands::doctor::doctor(&d) {
             Ok(false) => return ExitCode::FAILURE,
             done => done.map(drop),

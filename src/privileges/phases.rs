@@ -154,6 +154,15 @@ pub fn drop_for_symbolization(kept: Caps) -> Result<()> {
     restrict(kept)
 }
 
+/// Drops everything, and any way to regain it: for what needs no privileges at all.
+///
+/// # Errors
+/// As [`restrict_to_setup`].
+pub fn drop_all() -> Result<()> {
+    credentials::no_new_privileges().map_err(|e| Error::io("cannot set no_new_privs", e))?;
+    restrict(Caps::NONE)
+}
+
 fn restrict(kept: Caps) -> Result<()> {
     credentials::keep(kept).map_err(|e| Error::io("cannot drop privileges that are not needed", e))
 }

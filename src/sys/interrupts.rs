@@ -22,6 +22,9 @@ static COMMAND: AtomicI32 = AtomicI32::new(0);
 static ENDS_WITH_US: AtomicBool = AtomicBool::new(false);
 /// Nothing is left to do but to wait for it.
 static WAITING: AtomicBool = AtomicBool::new(false);
+/// SIGHUP asks to read settings again.
+static RENEWS_AT_HANGUP: AtomicBool = AtomicBool::new(false);
+static HANGUPS: AtomicU32 = AtomicU32::new(0);
 /// This process was started with SIGHUP ignored (nohup).
 static IGNORES_HANGUP: AtomicBool = AtomicBool::new(false);
 
@@ -42,6 +45,10 @@ extern "C" fn on_signal(signal: libc::c_int, info: *mut libc::siginfo_t, _: *mut
         unsafe { libc::kill(command, signal) };
     }
     let ends_recording = match signal {
+        libc::SIGHUP if RENEWS_AT_HANGUP.load(Ordering::SeqCst) => {
+            HANGUPS.fetch_add(1, Ordering::Relaxed);
+            false
+        }
         // Many servers read their settings again: whether this one ends is seen when it does.
         libc::SIGHUP => !passed_on && !IGNORES_HANGUP.load(Ordering::SeqCst),
         _ => is_ours,
@@ -70,6 +77,16 @@ extern "C" fn on_signal(signal: libc::c_int, info: *mut libc::siginfo_t, _: *mut
 /// From now on Ctrl-C (SIGINT), SIGTERM and SIGHUP are only counted, see `interrupts`; the third one ends the process.
 pub fn install_interrupt_handler() {
     ENDING.into_iter().for_each(install);
+}
+
+/// From now on SIGHUP is counted by [`hangups`] and ends nothing.
+pub fn renew_at_hangup() {
+    RENEWS_AT_HANGUP.store(true, Ordering::SeqCst);
+}
+
+/// Number of SIGHUP since [`renew_at_hangup`].
+pub fn hangups() -> u32 {
+    HANGUPS.load(Ordering::Relaxed)
 }
 
 /// From now on signals that this process receives are passed on to a command that it has started. With `ends_with_us`

@@ -8,9 +8,11 @@ use crate::export::FORMATS;
 use crate::profile::import::READERS;
 
 mod diff;
+mod push;
 mod shared;
 
 pub use diff::{DiffBy, DiffCommand, DiffFormat, Normalize};
+pub use push::PushCommand;
 pub use shared::{
     Browse, DebuginfodArg, FrameArgs, HistoryArgs, LabelArgs, ProcessRef, Sampling, SymbolArgs, TargetArg, TaskArgs,
     TimePoint, TimeRangeArgs, ViewArgs,
@@ -73,6 +75,14 @@ pub enum Command {
     /// Merge saved profiles of several processes, runs or machines
     #[command(after_help = "Example:\n  nativeprof merge worker-*.json.gz -o all.json.gz")]
     Merge(Merge),
+    /// Send the history of a host to OpenTelemetry receivers or Pyroscope
+    #[command(
+        after_help = "What was accepted is remembered in the directory. Runs until SIGTERM or Ctrl-C.\n\n\
+                            Exit code: 0; 1 on failure, and with --once if something was refused, dropped or damaged; 2 for wrong arguments.\n\n\
+                            Examples:\n  nativeprof push /var/lib/nativeprof --to http://localhost:4318\n  \
+                            nativeprof push /var/lib/nativeprof --to pyroscope+http://localhost:4040 --once"
+    )]
+    Push(PushCommand),
     /// Check permissions and kernel support, and print how to fix what is missing; with a process, check that too
     #[command(
         after_help = "Exit code: 0 if sampling works, else 1.\n\nExamples:\n  nativeprof doctor\n  \

@@ -1,0 +1,62 @@
+//! Arguments of `push`.
+
+use std::path::PathBuf;
+
+use clap::Args;
+
+use super::shared::seconds;
+use crate::push::MIN_MESSAGE;
+
+#[derive(Debug, Args)]
+pub struct PushCommand {
+    /// The history: the directory that `nativeprof host --dir` writes to
+    #[arg(value_name = "DIR")]
+    pub directory: PathBuf,
+    /// Receiver of OTLP profiles over HTTP, such as http://localhost:4318; its path is used as given, without one it is
+    /// /v1development/profiles. Pyroscope: pyroscope+http://localhost:4040 [default: OTEL_EXPORTER_OTLP_PROFILES_ENDPOINT or
+    /// OTEL_EXPORTER_OTLP_ENDPOINT]
+    #[arg(long, value_name = "URL")]
+    pub to: Option<String>,
+    /// Send what is there, and end
+    #[arg(long)]
+    pub once: bool,
+    /// File with headers, lines of `name: value`; read again at SIGHUP
+    #[arg(long, value_name = "FILE")]
+    pub headers_file: Option<PathBuf>,
+    /// File with a bearer token; read again at SIGHUP, and when it is refused
+    #[arg(long, value_name = "FILE")]
+    pub token_file: Option<PathBuf>,
+    /// Certificates (PEM) that sign the receiver's, instead of the well-known ones
+    #[arg(long, value_name = "FILE")]
+    pub ca: Option<PathBuf>,
+    /// Client certificate (PEM)
+    #[arg(long, value_name = "FILE", requires = "key")]
+    pub certificate: Option<PathBuf>,
+    /// Key of the client certificate (PEM)
+    #[arg(long, value_name = "FILE", requires = "certificate")]
+    pub key: Option<PathBuf>,
+    /// Largest message before compression; most receivers take 4 MiB
+    #[arg(long, value_name = "BYTES", default_value = "4M", value_parser = message_size)]
+    pub max_message: usize,
+    /// How long a message may take, with its answer [default: OTEL_EXPORTER_OTLP_TIMEOUT, else 10s]
+    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    pub timeout: Option<f64>,
+    /// Longest wait between attempts; the first is a second, each is twice the one before
+    #[arg(long, value_name = "SECONDS", default_value = "1m", value_parser = seconds)]
+    pub longest_wait: f64,
+}
+
+/// A size in bytes: `512k`, `4M`.
+fn message_size(text: &str) -> Result<usize, String> {
+    let split = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+    let (number, unit) = text.split_at(split);
+    let factor = match unit.trim_end_matches("iB") {
+        "" => Some(1),
+        "k" | "K" => Some(1 << 10),
+        "M" => Some(1 << 20),
+        _ => None,
+    };
+    let size = factor.and_then(|factor: usize| number.parse::<usize>().ok()?.checked_mul(factor));
+    size.filter(|size| (MIN_MESSAGE..=64 << 20).contains(size))
+        .ok_or_else(|| "BYTES is a size from 64k to 64M: 512k, 4M".into())
+}

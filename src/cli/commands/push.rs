@@ -1,0 +1,89 @@
+//! `push`: sends a history to a receiver.
+
+use std::path::PathBuf;
+use std::sync::Mutex;
+use std::time::Duration;
+
+use crate::cli::args::PushCommand;
+use crate::cli::print_status;
+use crate::error::{Error, ErrorKind, Result};
+use crate::privileges::phases;
+use crate::push::{self, Backoff, CredentialFiles, Endpoint, PushMetrics, PushOptions, Surroundings};
+use crate::sys;
+
+/// The wait before the second attempt.
+const FIRST_WAIT: Duration = Duration::from_secs(1);
+/// How often a directory is looked at: segments have a minute each.
+const POLL: Duration = Duration::from_secs(1);
+const DEFAULT_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Sends until a signal ends it, or with `--once` what is there. Whether all was accepted.
+pub fn push(options: &PushCommand) -> Result<bool> {
+    phases::drop_all()?;
+    sys::interrupts::install_interrupt_handler();
+    sys::interrupts::renew_at_hangup();
+    // Empty ones count as not set (specification of OpenTelemetry's environment variables).
+    let variable = |name: &str| {
+        let value = std::env::var(format!("OTEL_EXPORTER_OTLP_{name}")).ok();
+        value.filter(|value| !value.is_empty())
+    };
+    let of_profiles = |name: &str| variable(&format!("PROFILES_{name}")).or_else(|| variable(name));
+    let endpoint = match &options.to {
+        Some(url) => Endpoint::parse(url)?,
+        None => Endpoint::of_environment(&variable)?.ok_or_else(|| {
+            Error::new(ErrorKind::Usage, "no receiver is given")
+                .why("there is no --to, and OTEL_EXPORTER_OTLP_ENDPOINT is not set")
+                .hint("nativeprof push DIR --to http://localhost:4318")
+        })?,
+    };
+    let timeout = match (options.timeout, of_profiles("TIMEOUT")) {
+        (Some(seconds), _) => Duration::from_secs_f64(seconds),
+        (None, Some(text)) => {
+            let milliseconds = text.parse().ok().filter(|milliseconds| *milliseconds > 0);
+            Duration::from_millis(milliseconds.ok_or_else(|| {
+                Error::new(ErrorKind::Usage, format!("OTEL_EXPORTER_OTLP_TIMEOUT is `{text}`"))
+                    .why("it has to be a number of milliseconds")
+                    .hint("nativeprof push DIR --timeout 10s")
+            })?)
+        }
+        (None, None) => DEFAULT_TIMEOUT,
+    };
+    let file = |path: &Option<PathBuf>| path.clone();
+    let files = CredentialFiles {
+        headers: file(&options.headers_file),
+        token: file(&options.token_file),
+        ca: file(&options.ca),
+        certificate: file(&options.certificate),
+        key: file(&options.key),
+        variable: None,
+    };
+    let files = files.or_of_environment(&variable);
+    let compress = of_profiles("COMPRESSION").as_deref() != Some("none");
+    let mut receiver = push::connect(&endpoint, files, timeout, compress)?;
+    let longest = Duration::from_secs_f64(options.longest_wait);
+    let metrics = Mutex::new(PushMetrics::default());
+    push::run(
+        &options.directory,
+        &endpoint,
+        &mut *receiver,
+        &PushOptions {
+            once: options.once,
+            max_message: options.max_message,
+            backoff: Backoff {
+                first: FIRST_WAIT.min(longest),
+                longest,
+            },
+            poll: POLL.min(longest),
+        },
+        &Surroundings {
+            metrics: &metrics,
+            stop: &sys::interrupts::interrupted,
+            renewals: &sys::interrupts::hangups,
+            wait: &|wait| {
+                // It fails only without memory; then the wait is short.
+                let _ = sys::files::poll(&[], wait);
+            },
+            print: &print_status,
+        },
+    )
+}

@@ -1,0 +1,458 @@
+//! Sends the closed segments of a history to a receiver, in their order.
+//!
+//! The history is the queue: a cursor file says what the receiver has accepted. What the history drops before that is counted.
+//! A message counts as accepted when its answer was read and the cursor was written. A message whose answer did not arrive is
+//! sent again, since the receiver may not have had it: no profile is lost by that, and one may arrive twice.
+
+mod answer;
+mod credentials;
+mod cursor;
+mod endpoint;
+#[cfg(feature = "push")]
+mod http;
+mod metrics;
+mod pyroscope;
+mod segments;
+#[cfg(test)]
+mod tests;
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::path::Path;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant, SystemTime};
+
+pub use answer::{Answer, Verdict};
+pub use credentials::{CredentialFiles, Credentials};
+pub use endpoint::{Endpoint, Protocol};
+pub use metrics::PushMetrics;
+
+use crate::error::{Error, ErrorKind, Result};
+use crate::profile::otlp_parts::{OtlpParts, PartEnd};
+use cursor::{Cursor, Position};
+use segments::Segment;
+
+/// Messages are not halved below this, in bytes.
+pub const MIN_MESSAGE: usize = 64 << 10;
+/// How often a message is tried with `once`.
+const ATTEMPTS_ONCE: u32 = 5;
+/// The longest wait that a receiver can ask for.
+const MAX_RETRY_AFTER: Duration = Duration::from_secs(3600);
+/// How often the same event is printed.
+const SAME_EVENT: Duration = Duration::from_secs(60);
+
+/// The waits between attempts: each twice the one before, and half of it random.
+#[derive(Clone, Copy, Debug)]
+pub struct Backoff {
+    /// Before the second attempt.
+    pub first: Duration,
+    pub longest: Duration,
+}
+
+impl Backoff {
+    /// The wait after so many attempts. `random` is below 1.
+    fn wait(&self, attempts: u32, random: f64) -> Duration {
+        let doubled = self.first.saturating_mul(1 << attempts.saturating_sub(1).min(20));
+        doubled.min(self.longest).mul_f64(0.5 + random / 2.0)
+    }
+}
+
+/// How to send.
+#[derive(Clone, Debug)]
+pub struct PushOptions {
+    /// Ends when everything is sent.
+    pub once: bool,
+    /// Largest message before compression, in bytes.
+    pub max_message: usize,
+    pub backoff: Backoff,
+    /// How often the directory is looked at for new segments.
+    pub poll: Duration,
+}
+
+/// What a receiver is: something that takes messages.
+pub trait Receiver {
+    /// Sends a message of this protocol. Ends in bounded time.
+    fn send(&mut self, message: &[u8]) -> Answer;
+
+    /// Reads headers and certificates again. Whether they are others now.
+    ///
+    /// # Errors
+    /// A file cannot be read; the receiver is used as before.
+    fn renew(&mut self) -> Result<bool>;
+}
+
+/// The receiver at an endpoint. `variable`: of the environment.
+///
+/// # Errors
+/// Files of credentials cannot be read; or this build has no client.
+#[cfg(feature = "push")]
+pub fn connect<'a>(
+    endpoint: &Endpoint,
+    files: CredentialFiles,
+    timeout: Duration,
+    compress: bool,
+) -> Result<Box<dyn Receiver + 'a>> {
+    Ok(Box::new(http::HttpReceiver::new(endpoint, files, timeout, compress)?))
+}
+
+/// The same without a client.
+///
+/// # Errors
+/// Always.
+#[cfg(not(feature = "push"))]
+pub fn connect<'a>(_: &Endpoint, _: CredentialFiles, _: Duration, _: bool) -> Result<Box<dyn Receiver + 'a>> {
+    Err(Error::new(
+        ErrorKind::Unsupported,
+        "sending profiles is not supported by this build",
+    )
+    .why("it was built without the feature `push`")
+    .hint("cargo build --release --features push"))
+}
+
+/// What the process that sends is told, and tells.
+pub struct Surroundings<'a> {
+    pub metrics: &'a Mutex<PushMetrics>,
+    /// Whether to end.
+    pub stop: &'a dyn Fn() -> bool,
+    /// How often credentials were to be read again so far.
+    pub renewals: &'a dyn Fn() -> u32,
+    /// Waits; signals end it.
+    pub wait: &'a dyn Fn(Duration),
+    /// Prints an event, in one line.
+    pub print: &'a dyn Fn(&str),
+}
+
+/// Sends until it is to stop, or with `once` until everything is sent. Whether all of it was accepted.
+///
+/// # Errors
+/// The directory or the cursor cannot be read, another process sends to the same receiver, or, with `once`, the receiver did not
+/// answer.
+pub fn run(
+    directory: &Path,
+    endpoint: &Endpoint,
+    receiver: &mut dyn Receiver,
+    options: &PushOptions,
+    surroundings: &Surroundings<'_>,
+) -> Result<bool> {
+    let mut cursor = Cursor::open(directory, &endpoint.url)?;
+    let mut push = Push {
+        directory,
+        endpoint,
+        receiver,
+        options,
+        surroundings,
+        limit: options.max_message,
+        renewals: (surroundings.renewals)(),
+        is_complete: true,
+        printed: RefCell::default(),
+    };
+    let mut seen = None;
+    while !(surroundings.stop)() {
+        // A directory has another time of change when a segment is added or removed.
+        let changed = segments::changed(directory);
+        if changed.is_none() || changed != seen {
+            let is_empty = push.send_all(&mut cursor)?;
+            seen = if is_empty { changed } else { None };
+        }
+        if options.once {
+            break;
+        }
+        (surroundings.wait)(options.poll);
+    }
+    Ok(push.is_complete)
+}
+
+/// What became of a message.
+enum Sent {
+    Accepted,
+    /// It is not sent again.
+    Refused,
+    TooLarge,
+    Stopped,
+}
+
+struct Push<'a> {
+    directory: &'a Path,
+    endpoint: &'a Endpoint,
+    receiver: &'a mut dyn Receiver,
+    options: &'a PushOptions,
+    surroundings: &'a Surroundings<'a>,
+    /// Largest message, as far as is known.
+    limit: usize,
+    renewals: u32,
+    /// Nothing was refused, damaged or dropped.
+    is_complete: bool,
+    /// When which kind of event was printed, and how often it happened since.
+    printed: RefCell<HashMap<&'static str, (Instant, u64)>>,
+}
+
+impl Push<'_> {
+    fn count(&self, change: impl FnOnce(&mut PushMetrics)) {
+        change(&mut self.surroundings.metrics.lock().unwrap_or_else(PoisonError::into_inner));
+    }
+
+    /// Prints an event, unless one of its kind was printed in the last minute; then it is counted.
+    fn print(&self, kind: &'static str, text: &str) {
+        let now = Instant::now();
+        let mut printed = self.printed.borrow_mut();
+        match printed.get_mut(kind) {
+            Some((last, more)) if now.duration_since(*last) < SAME_EVENT => *more += 1,
+            other => {
+                let more = other.map_or(0, |(_, more)| *more);
+                let more = if more > 0 {
+                    format!(" ({more} times more since the last line)")
+                } else {
+                    String::new()
+                };
+                (self.surroundings.print)(&format!("{text}{more}"));
+                printed.insert(kind, (now, 0));
+            }
+        }
+    }
+
+    /// Sends the segments that are there. False if it was stopped before.
+    fn send_all(&mut self, cursor: &mut Cursor) -> Result<bool> {
+        loop {
+            let all = segments::list(self.directory)?;
+            self.measure_queue(cursor.position(), &all);
+            let Some(last) = all.last() else {
+                return Ok(true);
+            };
+            let mut position = cursor.position();
+            if position.sequence > last.sequence + 1 {
+                self.print(
+                    "new",
+                    "the history is another one than before: it is sent from its beginning",
+                );
+                position = Position::default();
+            }
+            let Some(next) = all.iter().find(|segment| segment.sequence >= position.sequence) else {
+                return Ok(true);
+            };
+            if !cursor.is_new() && next.sequence > position.sequence && position != Position::default() {
+                let dropped = next.sequence - position.sequence;
+                self.is_complete = false;
+                self.count(|metrics| metrics.dropped_segments += dropped);
+                self.print(
+                    "dropped",
+                    &format!("the history has dropped {dropped} segments that were not sent"),
+                );
+            }
+            if next.sequence != position.sequence {
+                position = Position {
+                    sequence: next.sequence,
+                    samples: 0,
+                };
+            }
+            if !self.send_segment(next, position, cursor)? {
+                return Ok(false);
+            }
+        }
+    }
+
+    /// Sends what remains of a segment. False if it was stopped before.
+    fn send_segment(&mut self, segment: &Segment, mut position: Position, cursor: &mut Cursor) -> Result<bool> {
+        let done = Position {
+            sequence: segment.sequence + 1,
+            samples: 0,
+        };
+        let damaged = |push: &mut Self, why: &dyn std::fmt::Display| {
+            push.is_complete = false;
+            push.count(|metrics| metrics.damaged_segments += 1);
+            push.print("damaged", &format!("{} is not sent: {why}", segment.path.display()));
+        };
+        let parts = match segments::read(segment) {
+            Ok(bytes) => OtlpParts::new(bytes).map_err(|e| e.to_string()),
+            // The next list says what was dropped.
+            Err(segments::Unreadable::Gone) => return Ok(true),
+            Err(segments::Unreadable::Damaged(why)) => Err(why),
+        };
+        let parts = match parts {
+            Ok(parts) => parts,
+            Err(why) => {
+                damaged(self, &why);
+                cursor.write(done)?;
+                return Ok(true);
+            }
+        };
+        let ends = match self.endpoint.protocol {
+            Protocol::Otlp => PartEnd::File,
+            Protocol::Pyroscope => PartEnd::Resource,
+        };
+        let mut limit = self.limit;
+        loop {
+            let part = match parts.part(position.samples, limit, ends) {
+                Ok(Some(part)) => part,
+                Ok(None) => break,
+                Err(why) => {
+                    damaged(self, &why);
+                    break;
+                }
+            };
+            let message = match self.endpoint.protocol {
+                Protocol::Otlp => Ok(part.message),
+                Protocol::Pyroscope => pyroscope::message(&part, position),
+            };
+            let message = match message {
+                Ok(message) => message,
+                Err(why) => {
+                    damaged(self, &why);
+                    break;
+                }
+            };
+            match self.send(&message, part.profiles)? {
+                Sent::Stopped => return Ok(false),
+                Sent::TooLarge if message.len() > MIN_MESSAGE && part.end > position.samples + 1 => {
+                    limit = (limit.min(message.len()) / 2).max(MIN_MESSAGE);
+                    self.print(
+                        "size",
+                        &format!(
+                            "the receiver takes no messages of {} bytes: sending smaller ones",
+                            message.len()
+                        ),
+                    );
+                    continue;
+                }
+                Sent::TooLarge | Sent::Refused => {
+                    self.is_complete = false;
+                    self.count(|metrics| metrics.refused_profiles += part.profiles as u64);
+                }
+                // Other segments need not try the sizes again.
+                Sent::Accepted => self.limit = limit,
+            }
+            position.samples = part.end;
+            cursor.write(if part.end >= parts.samples() { done } else { position })?;
+        }
+        if cursor.position() != done {
+            cursor.write(done)?;
+        }
+        self.count(|metrics| metrics.segments += 1);
+        Ok(true)
+    }
+
+    /// Sends a message until it is accepted or refused.
+    fn send(&mut self, message: &[u8], profiles: usize) -> Result<Sent> {
+        let mut attempts = 0;
+        let mut is_renewed = false;
+        loop {
+            self.renew_if_asked();
+            let answer = self.receiver.send(message);
+            attempts += 1;
+            self.count(|metrics| *metrics.messages.entry(answer.code.clone()).or_default() += 1);
+            let said = answer.said();
+            let after = match answer.verdict {
+                Verdict::Accepted { refused } => {
+                    if attempts > 1 {
+                        self.printed.borrow_mut().remove("later");
+                        self.print("again", &format!("{} accepts messages again", self.endpoint.url));
+                    }
+                    let refused = refused.min(profiles as u64);
+                    if refused > 0 {
+                        self.is_complete = false;
+                        self.print(
+                            "partial",
+                            &format!("the receiver refused {refused} of {profiles} profiles: {said}"),
+                        );
+                    }
+                    self.count(|metrics| {
+                        metrics.accepted_profiles += profiles as u64 - refused;
+                        metrics.refused_profiles += refused;
+                        metrics.accepted_bytes += message.len() as u64;
+                        metrics.last_accepted = Some(SystemTime::now());
+                    });
+                    return Ok(Sent::Accepted);
+                }
+                Verdict::TooLarge => {
+                    self.print("large", &format!("the receiver answered {said}"));
+                    return Ok(Sent::TooLarge);
+                }
+                // Tokens change: this is no repetition if there is another one now.
+                Verdict::Credentials if !is_renewed && self.renew() => {
+                    is_renewed = true;
+                    continue;
+                }
+                Verdict::Credentials | Verdict::Refused => {
+                    self.print(
+                        "refused",
+                        &format!("a message of {profiles} profiles is dropped, the receiver answered {said}"),
+                    );
+                    return Ok(Sent::Refused);
+                }
+                Verdict::Later(after) => after,
+            };
+            if self.options.once && attempts >= ATTEMPTS_ONCE {
+                return Err(Error::new(
+                    ErrorKind::Io,
+                    format!("{} did not accept a message in {attempts} attempts", self.endpoint.url),
+                )
+                .why(said)
+                .hint("run the same command again: it continues where it stopped"));
+            }
+            let own = self.options.backoff.wait(attempts, random());
+            let wait = after.map_or(own, |after| after.min(MAX_RETRY_AFTER).max(own));
+            self.print(
+                "later",
+                &format!(
+                    "{} is tried again in {:.1} s: {said}",
+                    self.endpoint.url,
+                    wait.as_secs_f64()
+                ),
+            );
+            self.count(|metrics| metrics.retries += 1);
+            if !self.wait(wait) {
+                return Ok(Sent::Stopped);
+            }
+        }
+    }
+
+    /// Waits so long; false if it is to stop.
+    fn wait(&mut self, wait: Duration) -> bool {
+        let end = Instant::now() + wait;
+        loop {
+            if (self.surroundings.stop)() {
+                return false;
+            }
+            self.renew_if_asked();
+            let rest = end.saturating_duration_since(Instant::now());
+            if rest.is_zero() {
+                return true;
+            }
+            (self.surroundings.wait)(rest);
+        }
+    }
+
+    fn renew_if_asked(&mut self) {
+        let asked = (self.surroundings.renewals)();
+        if asked != self.renewals {
+            self.renewals = asked;
+            self.renew();
+        }
+    }
+
+    fn renew(&mut self) -> bool {
+        self.receiver.renew().unwrap_or_else(|e| {
+            self.print(
+                "renew",
+                &format!("{}: {}; the ones from before are used", e.what, e.why),
+            );
+            false
+        })
+    }
+
+    fn measure_queue(&self, position: Position, all: &[Segment]) {
+        let waiting = || all.iter().filter(|segment| segment.sequence >= position.sequence);
+        let oldest = waiting().map(|segment| segment.closed).min();
+        self.count(|metrics| {
+            metrics.queue_segments = waiting().count() as u64;
+            metrics.queue_bytes = waiting().map(|segment| segment.bytes).sum();
+            metrics.queue_oldest = oldest;
+        });
+    }
+}
+
+/// A number from 0 to 1, for waits that differ between machines.
+fn random() -> f64 {
+    use std::hash::{BuildHasher, Hasher, RandomState};
+    let bits = RandomState::new().build_hasher().finish();
+    (bits >> 11) as f64 / (1u64 << 53) as f64
+}
