@@ -333,7 +333,7 @@ impl Push<'_> {
     /// Sends a message until it is accepted or refused.
     fn send(&mut self, message: &[u8], profiles: usize) -> Result<Sent> {
         let mut attempts = 0;
-        let mut is_renewed = false;
+        let (mut is_renewed, mut is_delayed) = (false, false);
         loop {
             self.renew_if_asked();
             let answer = self.receiver.send(message);
@@ -342,7 +342,7 @@ impl Push<'_> {
             let said = answer.said();
             let after = match answer.verdict {
                 Verdict::Accepted { refused } => {
-                    if attempts > 1 {
+                    if is_delayed {
                         self.printed.borrow_mut().remove("later");
                         self.print("again", &format!("{} accepts messages again", self.endpoint.url));
                     }
@@ -399,6 +399,7 @@ impl Push<'_> {
                 ),
             );
             self.count(|metrics| metrics.retries += 1);
+            is_delayed = true;
             if !self.wait(wait) {
                 return Ok(Sent::Stopped);
             }

@@ -1,0 +1,393 @@
+//! `push` against receivers that work, and ones that do not. The receiver decodes messages by OpenTelemetry's own definitions.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::{BufRead, BufReader, Write};
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdout, Command, Output, Stdio};
+
+use flate2::Compression;
+use flate2::write::GzEncoder;
+use serde_json::{Value, json};
+
+use common::{Scratch, nativeprof, newest_python};
+
+mod common;
+
+/// Samples of a segment.
+const SAMPLES: u64 = 407;
+
+struct Receiver {
+    child: Child,
+    events: BufReader<ChildStdout>,
+    port: u16,
+}
+
+impl Receiver {
+    /// One that gives these answers first; see `tests/push/receiver.py`.
+    fn start(answers: &str) -> Receiver {
+        Receiver::with_files(answers, &[])
+    }
+
+    fn with_files(answers: &str, tls: &[&Path]) -> Receiver {
+        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/push/receiver.py");
+        let packages = Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("viewers/python");
+        assert!(packages.exists(), "bring it with .ci/install-viewers");
+        let mut child = Command::new(&newest_python().exe)
+            .env("PYTHONPATH", packages)
+            .arg(script)
+            .arg(answers)
+            .args(tls)
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("Python starts");
+        let mut events = BufReader::new(child.stdout.take().expect("a pipe"));
+        let port = next_event(&mut events).expect("a line")["port"]
+            .as_u64()
+            .expect("a port");
+        Receiver {
+            child,
+            events,
+            port: port as u16,
+        }
+    }
+
+    fn url(&self) -> String {
+        format!("http://127.0.0.1:{}", self.port)
+    }
+
+    /// Waits for the next request that it has read.
+    fn next(&mut self) -> Value {
+        next_event(&mut self.events).expect("a line")
+    }
+
+    /// Ends it: the requests that were not waited for.
+    fn end(mut self) -> Vec<Value> {
+        self.child.kill().expect("running");
+        std::iter::from_fn(|| next_event(&mut self.events)).collect()
+    }
+}
+
+impl Drop for Receiver {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn next_event(events: &mut BufReader<ChildStdout>) -> Option<Value> {
+    let mut line = String::new();
+    events.read_line(&mut line).expect("readable");
+    serde_json::from_str(&line).ok()
+}
+
+/// Adds segments to a history; the name of a source file in each is its number.
+fn add_segments(directory: &Path, numbers: impl IntoIterator<Item = u64>) {
+    let golden = include_bytes!("../fixtures/golden/profile.otlp");
+    let name = b"/srv/app/main.py";
+    let at = golden
+        .windows(name.len())
+        .position(|part| part == name)
+        .expect("a source file");
+    for number in numbers {
+        let mut bytes = golden.to_vec();
+        bytes[at..at + name.len()].copy_from_slice(format!("/srv/app/{number:04}.py").as_bytes());
+        let mut gzip = GzEncoder::new(Vec::new(), Compression::fast());
+        gzip.write_all(&bytes).expect("in memory");
+        // As a history does it: complete, then renamed.
+        let new = directory.join(".new");
+        fs::write(&new, gzip.finish().expect("in memory")).expect("written");
+        let name = format!("{number:010}-20261128T031400.123Z-60000.otlp.gz");
+        fs::rename(new, directory.join(name)).expect("renamed");
+    }
+}
+
+fn push(directory: &Path, url: &str, words: &[&str]) -> Command {
+    let mut command = nativeprof(&["push", "--longest-wait", "5ms", "--to", url]);
+    for (name, _) in std::env::vars() {
+        if name.starts_with("OTEL_") || name.to_ascii_lowercase().ends_with("_proxy") {
+            command.env_remove(name);
+        }
+    }
+    command.args(words).arg(directory);
+    command
+}
+
+fn once(directory: &Path, url: &str, words: &[&str]) -> Output {
+    push(directory, url, words)
+        .arg("--once")
+        .output()
+        .expect("nativeprof starts")
+}
+
+fn errors(done: &Output) -> String {
+    String::from_utf8_lossy(&done.stderr).into_owned()
+}
+
+/// The numbers of the segments in requests that were accepted.
+fn accepted(requests: &[Value]) -> Vec<u64> {
+    let accepted = requests
+        .iter()
+        .filter(|request| ["200", "partial"].iter().any(|word| request["answer"] == *word));
+    let marks = accepted.flat_map(|request| request["marks"].as_array().cloned().unwrap_or_default());
+    marks.map(|mark| mark.as_u64().expect("a number")).collect()
+}
+
+#[test]
+fn segments_arrive_in_order_and_once() {
+    let scratch = Scratch::new();
+    add_segments(scratch.directory(), 1..=5);
+    let receiver = Receiver::start("");
+    let headers = scratch.path("headers");
+    fs::write(&headers, "X-Scope-OrgID: one\n").expect("written");
+    let words = ["--headers-file", headers.to_str().expect("UTF-8")];
+    for _ in 0..2 {
+        let done = once(scratch.directory(), &receiver.url(), &words);
+        assert!(done.status.success() && done.stderr.is_empty(), "{}", errors(&done));
+    }
+    let mut requests = receiver.end();
+    assert_eq!(accepted(&requests), [1, 2, 3, 4, 5]);
+    for request in &requests {
+        assert_eq!(request["path"], "/v1development/profiles");
+        assert_eq!(request["total"], SAMPLES);
+    }
+    let headers = requests.remove(0)["headers"].take();
+    for (name, value) in [
+        ("content-type", "application/x-protobuf"),
+        ("content-encoding", "gzip"),
+        ("x-scope-orgid", "one"),
+    ] {
+        assert_eq!(headers[name], value);
+    }
+}
+
+/// Each failure, and the messages that follow from it.
+#[test]
+fn failures_of_receivers_lose_and_repeat_nothing() {
+    // What the receiver answers, whether segment 1 arrives, the exit code, what is printed.
+    for (answers, arrives, code, printed) in [
+        ("503,502:0,504,429:0", true, 0, "is tried again in"),
+        ("close", true, 0, "connection"),
+        ("cut", true, 0, "503"),
+        ("hang,hang", true, 0, "timeout"),
+        ("slow", true, 0, "timeout"),
+        ("400", false, 1, "the receiver answered 400"),
+        ("401", false, 1, "the receiver answered 401"),
+        ("404", false, 1, "the receiver answered 404"),
+        ("413", false, 1, "the receiver answered 413"),
+        ("301", false, 1, "the receiver answered 301"),
+        ("partial", true, 1, "refused 1 of 2 profiles: 200, one is too old"),
+        (
+            "503,503,503,503,503",
+            false,
+            1,
+            "did not accept a message in 5 attempts",
+        ),
+    ] {
+        let scratch = Scratch::new();
+        add_segments(scratch.directory(), 1..=3);
+        let receiver = Receiver::start(answers);
+        let timeout = if answers.contains(['h', 'w']) { "300ms" } else { "60s" };
+        let words = ["--timeout", timeout];
+        let done = once(scratch.directory(), &receiver.url(), &words);
+        let said = errors(&done);
+        assert_eq!(done.status.code(), Some(code), "{answers}: {said}");
+        assert!(said.contains(printed), "{answers}: {said}");
+        let is_left = answers.matches("503").count() == 5;
+        if is_left {
+            let done = once(scratch.directory(), &receiver.url(), &words);
+            assert!(done.status.success(), "{}", errors(&done));
+        }
+        let requests = receiver.end();
+        let expected = if arrives || is_left { vec![1, 2, 3] } else { vec![2, 3] };
+        assert_eq!(accepted(&requests), expected, "{answers}: {requests:?}");
+        if !arrives && !is_left {
+            assert_eq!(requests.len(), 3, "{answers}: a refused message was sent again");
+        }
+    }
+}
+
+#[test]
+fn an_absent_receiver_is_named() {
+    let scratch = Scratch::new();
+    add_segments(scratch.directory(), [1]);
+    let port = TcpListener::bind("127.0.0.1:0")
+        .and_then(|socket| socket.local_addr())
+        .expect("a port")
+        .port();
+    let url = format!("http://127.0.0.1:{port}");
+    let done = once(scratch.directory(), &url, &[]);
+    let said = errors(&done);
+    assert_eq!(done.status.code(), Some(1));
+    assert!(
+        said.contains(&format!("{url}/v1development/profiles did not accept")) && said.contains("connection"),
+        "{said}"
+    );
+}
+
+/// Killed at any moment, `push` loses nothing; a segment arrives twice only if its answer was not seen.
+#[test]
+fn killed_at_any_moment_nothing_is_lost() {
+    const SEGMENTS: u64 = 60;
+    let scratch = Scratch::new();
+    add_segments(scratch.directory(), 1..=SEGMENTS);
+    let mut receiver = Receiver::start("");
+    let url = receiver.url();
+    let mut got = BTreeMap::<u64, u64>::new();
+    let mut kills = 0;
+    while got.len() < SEGMENTS as usize {
+        let mut child = push(scratch.directory(), &url, &[]).spawn().expect("nativeprof starts");
+        // The receiver has said what it got and may have answered, or not yet.
+        for _ in 0..1 + kills % 4 {
+            if got.len() == SEGMENTS as usize {
+                break;
+            }
+            let request = receiver.next();
+            for mark in accepted(&[request]) {
+                *got.entry(mark).or_default() += 1;
+            }
+        }
+        child.kill().expect("running");
+        child.wait().expect("ended");
+        kills += 1;
+    }
+    assert!(kills > 10, "{kills}");
+    let done = once(scratch.directory(), &url, &[]);
+    assert!(done.status.success(), "{}", errors(&done));
+    for mark in accepted(&receiver.end()) {
+        *got.entry(mark).or_default() += 1;
+    }
+    assert!(got.keys().copied().eq(1..=SEGMENTS), "{got:?}");
+    let twice: u64 = got.values().map(|times| times - 1).sum();
+    // One for each kill at most. A request is printed before it is answered, so the next one may be another.
+    assert!(
+        twice <= kills && got.values().all(|times| *times <= 1 + kills),
+        "{kills} kills: {got:?}"
+    );
+    let left: Vec<String> = scratch
+        .names()
+        .into_iter()
+        .filter(|name| name.ends_with(".cursor"))
+        .collect();
+    assert_eq!(left.len(), 1, "{left:?}");
+}
+
+#[test]
+fn segments_are_sent_when_they_are_closed_and_a_signal_ends_it() {
+    let scratch = Scratch::new();
+    let token = scratch.path("token");
+    fs::write(&token, "one").expect("written");
+    let mut receiver = Receiver::start("200,401");
+    let words = ["--token-file", token.to_str().expect("UTF-8")];
+    let mut child = push(scratch.directory(), &receiver.url(), &words)
+        .spawn()
+        .expect("nativeprof starts");
+    add_segments(scratch.directory(), [1]);
+    assert_eq!(receiver.next()["headers"]["authorization"], "Bearer one");
+    // The token is refused, and read again.
+    fs::write(&token, "two").expect("written");
+    add_segments(scratch.directory(), [2]);
+    let requests = [receiver.next(), receiver.next()];
+    let tokens = requests.map(|request| request["headers"]["authorization"].clone());
+    assert_eq!(tokens, [json!("Bearer one"), json!("Bearer two")]);
+    let second = once(scratch.directory(), &receiver.url(), &[]);
+    assert!(errors(&second).contains("another process sends"), "{}", errors(&second));
+    assert_eq!(second.status.code(), Some(2));
+    let killed = Command::new("kill").arg(child.id().to_string()).status();
+    assert!(killed.expect("kill").success());
+    assert!(child.wait().expect("ended").success());
+    assert!(receiver.end().is_empty());
+}
+
+/// Runs `openssl` with these words.
+fn openssl(directory: &Path, words: &str) {
+    let done = Command::new("openssl")
+        .args(words.split(' '))
+        .current_dir(directory)
+        .output();
+    let done = done.expect("openssl is installed");
+    assert!(done.status.success(), "openssl {words}: {}", errors(&done));
+}
+
+/// A certificate for `localhost` and one of a client, by an authority of their own.
+fn certificates(directory: &Path) -> [PathBuf; 5] {
+    let new = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2";
+    openssl(
+        directory,
+        &format!("{new} -keyout ca.key -out ca.pem -subj /CN=authority"),
+    );
+    for (name, extension) in [
+        ("server", "subjectAltName=DNS:localhost"),
+        ("client", "extendedKeyUsage=clientAuth"),
+    ] {
+        openssl(
+            directory,
+            &format!(
+                "{new} -CA ca.pem -CAkey ca.key -keyout {name}.key -out {name}.pem -subj /CN={name} -addext {extension} -addext basicConstraints=critical,CA:false"
+            ),
+        );
+    }
+    ["ca.pem", "server.pem", "server.key", "client.pem", "client.key"].map(|name| directory.join(name))
+}
+
+#[test]
+fn certificates_are_checked_in_both_directions() {
+    let scratch = Scratch::new();
+    let history = scratch.path("history");
+    fs::create_dir(&history).expect("made");
+    add_segments(&history, 1..=2);
+    let [ca, server, server_key, client, client_key] = certificates(scratch.directory());
+    let receiver = Receiver::with_files("", &[&server, &server_key, &ca]);
+    let of = |path: &PathBuf| path.to_str().expect("UTF-8").to_string();
+    let good = [
+        "--ca",
+        &of(&ca),
+        "--certificate",
+        &of(&client),
+        "--key",
+        &of(&client_key),
+    ];
+    let url = |host: &str| format!("https://{host}:{}", receiver.port);
+    for (url, words) in [
+        (url("127.0.0.1"), &good[..]),  // another name
+        (url("localhost"), &good[2..]), // an authority that nobody knows
+        (url("localhost"), &good[..2]), // no certificate of ours
+    ] {
+        let done = once(&history, &url, words);
+        assert_eq!(done.status.code(), Some(1), "{}", errors(&done));
+        assert!(errors(&done).contains("did not accept"), "{}", errors(&done));
+    }
+    let done = once(&history, &url("localhost"), &good);
+    assert!(done.status.success(), "{}", errors(&done));
+    assert_eq!(accepted(&receiver.end()), [1, 2]);
+}
+
+#[test]
+fn the_environment_names_the_receiver() {
+    let scratch = Scratch::new();
+    add_segments(scratch.directory(), [1]);
+    let receiver = Receiver::start("");
+    let mut command = nativeprof(&["push", "--once"]);
+    command
+        .arg(scratch.directory())
+        .env("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")
+        .env(
+            "OTEL_EXPORTER_OTLP_PROFILES_ENDPOINT",
+            format!("{}/api/org/v1/profiles", receiver.url()),
+        )
+        .env("OTEL_EXPORTER_OTLP_HEADERS", "a=never")
+        .env("OTEL_EXPORTER_OTLP_PROFILES_HEADERS", "b=1%202")
+        .env("OTEL_EXPORTER_OTLP_COMPRESSION", "none");
+    let done = command.output().expect("nativeprof starts");
+    assert!(done.status.success(), "{}", errors(&done));
+    let requests = receiver.end();
+    assert_eq!(accepted(&requests), [1]);
+    let request = &requests[0];
+    assert_eq!(request["path"], "/api/org/v1/profiles");
+    let headers = &request["headers"];
+    assert_eq!(
+        (&headers["b"], &headers["a"], &headers["content-encoding"]),
+        (&json!("1 2"), &Value::Null, &Value::Null)
+    );
+}
