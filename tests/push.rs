@@ -31,12 +31,21 @@ impl Receiver {
     }
 
     fn with_files(answers: &str, tls: &[&Path]) -> Receiver {
-        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/push/receiver.py");
-        let packages = Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("viewers/python");
-        assert!(packages.exists(), "bring it with .ci/install-viewers");
-        let mut child = Command::new(&newest_python().exe)
-            .env("PYTHONPATH", packages)
-            .arg(script)
+        let mut python = Command::new(&newest_python().exe);
+        python.env("PYTHONPATH", viewers("python"));
+        Receiver::run(python, "receiver.py", answers, tls)
+    }
+
+    /// The same over gRPC, with statuses for answers; see `tests/push/grpc_receiver.py`.
+    fn of_grpc(answers: &str, tls: &[&Path]) -> Receiver {
+        let mut python = Command::new(viewers("grpc/bin/python"));
+        python.env("GRPC_VERBOSITY", "NONE");
+        Receiver::run(python, "grpc_receiver.py", answers, tls)
+    }
+
+    fn run(mut python: Command, script: &str, answers: &str, tls: &[&Path]) -> Receiver {
+        let mut child = python
+            .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/push").join(script))
             .arg(answers)
             .args(tls)
             .stdout(Stdio::piped())
@@ -69,6 +78,19 @@ impl Receiver {
     }
 }
 
+/// What `.ci/install-viewers` installed.
+fn viewers(name: &str) -> PathBuf {
+    let path = Path::new(env!("CARGO_TARGET_TMPDIR"))
+        .with_file_name("viewers")
+        .join(name);
+    assert!(
+        path.exists(),
+        "{} is missing; bring it with .ci/install-viewers",
+        path.display()
+    );
+    path
+}
+
 impl Drop for Receiver {
     fn drop(&mut self) {
         let _ = self.child.kill();
@@ -82,24 +104,45 @@ fn next_event(events: &mut BufReader<ChildStdout>) -> Option<Value> {
     serde_json::from_str(&line).ok()
 }
 
-/// Adds segments to a history; the name of a source file in each is its number.
-fn add_segments(directory: &Path, numbers: impl IntoIterator<Item = u64>) {
-    let golden = include_bytes!("../fixtures/golden/profile.otlp");
+/// A segment; the name of a source file in it is its number.
+fn segment(number: u64) -> Vec<u8> {
+    let mut bytes = include_bytes!("../fixtures/golden/profile.otlp").to_vec();
     let name = b"/srv/app/main.py";
-    let at = golden
+    let at = bytes
         .windows(name.len())
         .position(|part| part == name)
         .expect("a source file");
+    bytes[at..at + name.len()].copy_from_slice(format!("/srv/app/{number:04}.py").as_bytes());
+    bytes
+}
+
+/// The same with its resources so many times.
+fn large_segment(number: u64, times: usize) -> Vec<u8> {
+    let bytes = segment(number);
+    // The first field, whose length has three bytes; repeated fields of messages that follow each other are one list.
+    assert!(
+        bytes[0] == 0x0a && bytes[1] > 0x7f && bytes[2] < 0x80,
+        "{:?}",
+        &bytes[..4]
+    );
+    let length = usize::from(bytes[1] & 0x7f) | usize::from(bytes[2]) << 7;
+    let resources = &bytes[..3 + length];
+    [&resources.repeat(times - 1), &bytes[..]].concat()
+}
+
+fn add_segment(directory: &Path, number: u64, content: &[u8]) {
+    let mut gzip = GzEncoder::new(Vec::new(), Compression::fast());
+    gzip.write_all(content).expect("in memory");
+    // As a history does it: complete, then renamed.
+    let new = directory.join(".new");
+    fs::write(&new, gzip.finish().expect("in memory")).expect("written");
+    let name = format!("{number:010}-20261128T031400.123Z-60000.otlp.gz");
+    fs::rename(new, directory.join(name)).expect("renamed");
+}
+
+fn add_segments(directory: &Path, numbers: impl IntoIterator<Item = u64>) {
     for number in numbers {
-        let mut bytes = golden.to_vec();
-        bytes[at..at + name.len()].copy_from_slice(format!("/srv/app/{number:04}.py").as_bytes());
-        let mut gzip = GzEncoder::new(Vec::new(), Compression::fast());
-        gzip.write_all(&bytes).expect("in memory");
-        // As a history does it: complete, then renamed.
-        let new = directory.join(".new");
-        fs::write(&new, gzip.finish().expect("in memory")).expect("written");
-        let name = format!("{number:010}-20261128T031400.123Z-60000.otlp.gz");
-        fs::rename(new, directory.join(name)).expect("renamed");
+        add_segment(directory, number, &segment(number));
     }
 }
 
@@ -390,4 +433,106 @@ fn the_environment_names_the_receiver() {
         (&headers["b"], &headers["a"], &headers["content-encoding"]),
         (&json!("1 2"), &Value::Null, &Value::Null)
     );
+}
+
+#[test]
+fn grpc_is_answered_as_http_is() {
+    for (answers, requests, code, printed) in [
+        ("", 3, 0, ""),
+        (
+            "UNAVAILABLE,DEADLINE_EXCEEDED,CANCELLED,DATA_LOSS",
+            7,
+            0,
+            "is tried again in",
+        ),
+        ("RESOURCE_EXHAUSTED:20", 4, 0, "RESOURCE_EXHAUSTED, as told"),
+        ("hang", 4, 0, "timeout"),
+        ("RESOURCE_EXHAUSTED", 3, 1, "RESOURCE_EXHAUSTED, as told"),
+        (
+            "INVALID_ARGUMENT",
+            3,
+            1,
+            "the receiver answered INVALID_ARGUMENT, as told",
+        ),
+        ("UNAUTHENTICATED", 3, 1, "the receiver answered UNAUTHENTICATED"),
+        ("partial", 3, 1, "refused 1 of 2 profiles: OK, one is too old"),
+    ] {
+        let scratch = Scratch::new();
+        add_segments(scratch.directory(), 1..=3);
+        let headers = scratch.path("headers");
+        fs::write(&headers, "X-Scope-OrgID: one\n").expect("written");
+        let receiver = Receiver::of_grpc(answers, &[]);
+        let timeout = if answers == "hang" { "1s" } else { "60s" };
+        let words = ["--timeout", timeout, "--headers-file", headers.to_str().expect("UTF-8")];
+        let url = format!("grpc+{}", receiver.url());
+        let done = once(scratch.directory(), &url, &words);
+        let said = errors(&done);
+        assert_eq!(done.status.code(), Some(code), "{answers}: {said}");
+        assert!(said.contains(printed), "{answers}: {said}");
+        let got = receiver.end();
+        assert_eq!(got.len(), requests, "{answers}: {got:?}");
+        let expected = if code == 0 || answers == "partial" {
+            vec![1, 2, 3]
+        } else {
+            vec![2, 3]
+        };
+        assert_eq!(accepted(&got), expected, "{answers}: {got:?}");
+        for request in &got {
+            assert_eq!(
+                (&request["total"], &request["headers"]["x-scope-orgid"]),
+                (&json!(SAMPLES), &json!("one"))
+            );
+        }
+    }
+}
+
+/// A server of gRPC refuses large messages before the service sees them.
+#[test]
+fn messages_of_grpc_are_halved_until_they_are_taken() {
+    const TIMES: u64 = 600;
+    let scratch = Scratch::new();
+    add_segment(scratch.directory(), 1, &large_segment(1, TIMES as usize));
+    let receiver = Receiver::of_grpc("", &[]);
+    let done = once(scratch.directory(), &format!("grpc+{}", receiver.url()), &[]);
+    assert!(done.status.success(), "{}", errors(&done));
+    assert!(errors(&done).contains("sending smaller ones"), "{}", errors(&done));
+    let got = receiver.end();
+    let total: u64 = got
+        .iter()
+        .map(|request| request["total"].as_u64().expect("a number"))
+        .sum();
+    assert!(got.len() > 1, "{got:?}");
+    assert_eq!(total, TIMES * SAMPLES);
+}
+
+#[test]
+fn certificates_of_grpc_are_checked_in_both_directions() {
+    let scratch = Scratch::new();
+    let history = scratch.path("history");
+    fs::create_dir(&history).expect("made");
+    add_segments(&history, 1..=2);
+    let [ca, server, server_key, client, client_key] = certificates(scratch.directory());
+    let receiver = Receiver::of_grpc("", &[&server, &server_key, &ca]);
+    let of = |path: &PathBuf| path.to_str().expect("UTF-8").to_string();
+    let good = [
+        "--ca",
+        &of(&ca),
+        "--certificate",
+        &of(&client),
+        "--key",
+        &of(&client_key),
+    ];
+    let url = |host: &str| format!("grpc+https://{host}:{}", receiver.port);
+    for (url, words) in [
+        (url("127.0.0.1"), &good[..]),
+        (url("localhost"), &good[2..]),
+        (url("localhost"), &good[..2]),
+    ] {
+        let done = once(&history, &url, words);
+        assert_eq!(done.status.code(), Some(1), "{}", errors(&done));
+        assert!(errors(&done).contains("did not accept"), "{}", errors(&done));
+    }
+    let done = once(&history, &url("localhost"), &good);
+    assert!(done.status.success(), "{}", errors(&done));
+    assert_eq!(accepted(&receiver.end()), [1, 2]);
 }

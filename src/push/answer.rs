@@ -114,7 +114,7 @@ fn text_of(body: &[u8]) -> String {
 }
 
 /// The first line of a text, if it is not too long.
-fn shortened(text: &str) -> String {
+pub fn shortened(text: &str) -> String {
     let line = text.trim().lines().next().unwrap_or_default();
     let end = (0..=MAX_TEXT.min(line.len()))
         .rev()

@@ -6,14 +6,16 @@ use crate::error::{Error, ErrorKind, Result};
 const OTLP_PATH: &str = "/v1development/profiles";
 /// The path of Pyroscope's service that takes profiles (`push/v1/push.proto` of Grafana Pyroscope 1.14).
 const PYROSCOPE_PATH: &str = "/push.v1.PusherService/Push";
-/// What precedes the scheme of Pyroscope's addresses.
-const PYROSCOPE: &str = "pyroscope+";
+/// What precedes the scheme of addresses that are not of OTLP over HTTP.
+const PREFIXES: &[(&str, Protocol)] = &[("grpc+", Protocol::Grpc), ("pyroscope+", Protocol::Pyroscope)];
 
 /// What a receiver understands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Protocol {
     /// OTLP over HTTP, protocol buffers.
     Otlp,
+    /// OTLP over gRPC.
+    Grpc,
     /// The push service of Pyroscope.
     Pyroscope,
 }
@@ -27,7 +29,8 @@ pub struct Endpoint {
 }
 
 impl Endpoint {
-    /// Parses an address as users give it: `http://host:4318`, `https://host/path`, `pyroscope+http://host:4040`. The path of OTLP
+    /// Parses an address as users give it: `http://host:4318`, `https://host/path`, `grpc+http://host:4317`,
+    /// `pyroscope+http://host:4040`. The path of OTLP
     /// is used as it is; without one it is that of the specification.
     ///
     /// # Errors
@@ -38,10 +41,10 @@ impl Endpoint {
                 .why(why)
                 .hint("nativeprof push DIR --to http://localhost:4318   or, to Pyroscope: --to pyroscope+http://localhost:4040")
         };
-        let (protocol, url) = match text.strip_prefix(PYROSCOPE) {
-            Some(url) => (Protocol::Pyroscope, url),
-            None => (Protocol::Otlp, text),
-        };
+        let mut prefixes = PREFIXES.iter();
+        let (protocol, url) = prefixes
+            .find_map(|(prefix, protocol)| Some((*protocol, text.strip_prefix(prefix)?)))
+            .unwrap_or((Protocol::Otlp, text));
         let (scheme, rest) = url.split_once("://").ok_or_else(|| wrong("it has no scheme"))?;
         if !["http", "https"].contains(&scheme) {
             return Err(wrong("the scheme is not http or https"));
@@ -63,6 +66,8 @@ impl Endpoint {
         let path = match protocol {
             Protocol::Otlp if path.is_empty() || path == "/" => OTLP_PATH.into(),
             Protocol::Otlp => path.to_string(),
+            Protocol::Grpc if path.is_empty() || path == "/" => String::new(),
+            Protocol::Grpc => return Err(wrong("addresses of gRPC have no path")),
             Protocol::Pyroscope => format!("{}{PYROSCOPE_PATH}", path.trim_end_matches('/')),
         };
         Ok(Endpoint {
@@ -77,22 +82,23 @@ impl Endpoint {
     /// # Errors
     /// As [`Endpoint::parse`]; or the protocol is not supported.
     pub fn of_environment(variable: &dyn Fn(&str) -> Option<String>) -> Result<Option<Endpoint>> {
+        let protocol = variable("PROFILES_PROTOCOL").or_else(|| variable("PROTOCOL"));
+        let is_grpc = protocol.as_deref() == Some("grpc");
         let url = match (variable("PROFILES_ENDPOINT"), variable("ENDPOINT")) {
             (Some(url), _) => url,
+            (None, Some(url)) if is_grpc => url,
             (None, Some(base)) => format!("{}{OTLP_PATH}", base.trim_end_matches('/')),
             (None, None) => return Ok(None),
         };
-        match variable("PROFILES_PROTOCOL")
-            .or_else(|| variable("PROTOCOL"))
-            .as_deref()
-        {
+        match protocol.as_deref() {
+            Some("grpc") => Endpoint::parse(&format!("grpc+{url}")).map(Some),
             None | Some("http/protobuf") => Endpoint::parse(&url).map(Some),
             Some(other) => Err(Error::new(
                 ErrorKind::Unsupported,
                 format!("cannot send to {url} by the protocol `{other}`"),
             )
             .why("OTEL_EXPORTER_OTLP_PROTOCOL, or the one for profiles, asks for it")
-            .hint("send to the port for HTTP: nativeprof push DIR --to http://localhost:4318")),
+            .hint("set it to http/protobuf or grpc")),
         }
     }
 }
@@ -122,6 +128,8 @@ mod tests {
                 "pyroscope+https://host/base/",
                 Some("Pyroscope https://host/base/push.v1.PusherService/Push"),
             ),
+            ("grpc+https://host:4317/", Some("Grpc https://host:4317")),
+            ("grpc+http://host:4317/path", None),
             ("host:4318", None),
             ("ftp://host", None),
             ("http://", None),
@@ -161,7 +169,11 @@ mod tests {
                 ],
                 Ok(Some("http://a:1/v1development/profiles")),
             ),
-            (&[("ENDPOINT", "http://a:1"), ("PROTOCOL", "grpc")], Err(())),
+            (
+                &[("ENDPOINT", "http://a:1"), ("PROTOCOL", "grpc")],
+                Ok(Some("http://a:1")),
+            ),
+            (&[("ENDPOINT", "http://a:1"), ("PROTOCOL", "http/json")], Err(())),
         ] {
             let variable = |name: &str| {
                 let found = variables.iter().find(|(known, _)| *known == name);

@@ -36,7 +36,7 @@ impl HttpReceiver {
             agent: agent(&credentials, &files, timeout)?,
             url: endpoint.url.clone(),
             content_type: match endpoint.protocol {
-                Protocol::Otlp => "application/x-protobuf",
+                Protocol::Otlp | Protocol::Grpc => "application/x-protobuf",
                 Protocol::Pyroscope => "application/proto",
             },
             compress,

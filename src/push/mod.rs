@@ -9,6 +9,8 @@ mod credentials;
 mod cursor;
 mod endpoint;
 #[cfg(feature = "push")]
+mod grpc;
+#[cfg(feature = "push")]
 mod http;
 mod metrics;
 mod pyroscope;
@@ -92,7 +94,10 @@ pub fn connect<'a>(
     timeout: Duration,
     compress: bool,
 ) -> Result<Box<dyn Receiver + 'a>> {
-    Ok(Box::new(http::HttpReceiver::new(endpoint, files, timeout, compress)?))
+    Ok(match endpoint.protocol {
+        Protocol::Grpc => Box::new(grpc::GrpcReceiver::new(endpoint, files, timeout, compress)?),
+        _ => Box::new(http::HttpReceiver::new(endpoint, files, timeout, compress)?),
+    })
 }
 
 /// The same without a client.
@@ -276,7 +281,7 @@ impl Push<'_> {
             }
         };
         let ends = match self.endpoint.protocol {
-            Protocol::Otlp => PartEnd::File,
+            Protocol::Otlp | Protocol::Grpc => PartEnd::File,
             Protocol::Pyroscope => PartEnd::Resource,
         };
         let mut limit = self.limit;
@@ -290,7 +295,7 @@ impl Push<'_> {
                 }
             };
             let message = match self.endpoint.protocol {
-                Protocol::Otlp => Ok(part.message),
+                Protocol::Otlp | Protocol::Grpc => Ok(part.message),
                 Protocol::Pyroscope => pyroscope::message(&part, position),
             };
             let message = match message {

@@ -12,6 +12,7 @@ import ssl
 import sys
 import threading
 
+from described import described
 from opentelemetry.proto.collector.profiles.v1development import profiles_service_pb2 as pb
 
 answers = [word for word in sys.argv[1].split(",") if word]
@@ -21,21 +22,6 @@ lock = threading.Lock()
 def say(row):
     with lock:
         print(json.dumps(row), flush=True)
-
-
-def described(body):
-    """What a message has: the names that tell segments apart, the total of its samples, and of the pprof."""
-    message = pb.ExportProfilesServiceRequest.FromString(body)
-    names = message.dictionary.string_table
-    scopes = [scope for resource in message.resource_profiles for scope in resource.scope_profiles]
-    assert scopes and all(scope.profiles for scope in scopes)
-    total = 0
-    for profile in [profile for scope in scopes for profile in scope.profiles]:
-        assert profile.samples
-        if names[profile.sample_type.unit_strindex] == "count":
-            total += sum(sum(sample.values) if sample.values else len(sample.timestamps_unix_nano) for sample in profile.samples)
-    marks = [name[len("/srv/app/") : -len(".py")] for name in names if name.startswith("/srv/app/")]
-    return {"marks": [int(mark) for mark in marks if mark.isdigit()], "total": total}
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
@@ -62,7 +48,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
             body = gzip.decompress(body)
         row = {"answer": answer, "path": self.path, "headers": {k.lower(): v for k, v in self.headers.items()}, "bytes": len(body)}
         if self.headers["content-type"] == "application/x-protobuf":
-            row |= described(body)
+            row |= described(pb.ExportProfilesServiceRequest.FromString(body))
         say(row)
         if answer == "hang":
             # Until the client gives up.
