@@ -20,6 +20,7 @@
 //! - `counts` counts raw stacks as prefixes, and `resolve` names each frame once, at the end.
 //! - `profile` holds, compares, merges, reads and writes finished profiles; `export` writes the formats of other tools.
 //! - `history` writes and lists directories of segments.
+//! - `push` sends the segments of a history to receivers.
 //! - `session` calls the stages in order: for a live `Recording`, a `Replay` of a `tape`, or an `Inspection` of one process.
 //!   `in_process` records the process that it runs in, `host` all processes for months, `cli` does all of this for people;
 //!   `tui` is the live view.
@@ -81,7 +82,8 @@ mod limits;
 mod privileges;
 #[doc(hidden)]
 pub mod process;
-mod push;
+#[doc(hidden)]
+pub mod push;
 #[doc(hidden)]
 pub mod resolve;
 #[doc(hidden)]

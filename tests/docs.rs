@@ -322,7 +322,7 @@ fn every_format_is_in_the_guide() {
 fn every_option_exists() {
     let mut known = BTreeSet::new();
     for name in [
-        "record", "attach", "dump", "top", "report", "diff", "merge", "export", "doctor", "selftest", "replay",
+        "record", "attach", "dump", "top", "report", "diff", "merge", "export", "doctor", "selftest", "replay", "push",
     ] {
         let help = nativeprof(&[name, "--help"]).output().expect("nativeprof starts");
         let help = String::from_utf8_lossy(&help.stdout).into_owned();

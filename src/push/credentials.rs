@@ -215,7 +215,7 @@ mod tests {
             "HEADERS" => Some("never=1".into()),
             _ => None,
         });
-        let read = files.read().ok().expect("credentials").headers;
+        let read = files.read().expect("credentials").headers;
         let rows: Vec<_> = read.iter().map(|(key, value)| (key.as_str(), value.as_str())).collect();
         assert_eq!(
             rows,

@@ -11,7 +11,7 @@ use flate2::read::GzDecoder;
 use crate::error::{Error, Result};
 
 /// Bytes of a segment, decompressed: far more than the samples of a minute.
-const MAX_SEGMENT: u64 = 256 << 20;
+const MAX_SEGMENT: u64 = 128 << 20;
 const SUFFIX: &str = ".otlp.gz";
 
 /// A closed segment.

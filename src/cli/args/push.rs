@@ -13,8 +13,8 @@ pub struct PushCommand {
     #[arg(value_name = "DIR")]
     pub directory: PathBuf,
     /// Receiver of OTLP profiles over HTTP, such as http://localhost:4318; its path is used as given, without one it is
-    /// /v1development/profiles. Over gRPC: grpc+http://localhost:4317. Pyroscope: pyroscope+http://localhost:4040 [default: OTEL_EXPORTER_OTLP_PROFILES_ENDPOINT or
-    /// OTEL_EXPORTER_OTLP_ENDPOINT]
+    /// /v1development/profiles. Over gRPC: grpc+http://localhost:4317. Pyroscope: pyroscope+http://localhost:4040
+    /// [default: OTEL_EXPORTER_OTLP_PROFILES_ENDPOINT or OTEL_EXPORTER_OTLP_ENDPOINT]
     #[arg(long, value_name = "URL")]
     pub to: Option<String>,
     /// Send what is there, and end

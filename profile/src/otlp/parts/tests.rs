@@ -318,7 +318,8 @@ fn a_resource_is_not_divided_if_it_fits_alone() {
 
 #[test]
 fn damaged_files_are_errors() {
-    let cases: &[(&str, fn(&mut ProfilesData))] = &[
+    type Damaging = fn(&mut ProfilesData);
+    let cases: &[(&str, Damaging)] = &[
         ("stack 9 does not exist", |data| sample(data).stack_index = 9),
         ("link -1 does not exist", |data| sample(data).link_index = -1),
         ("attribute 2 does not exist", |data| {
@@ -345,6 +346,51 @@ fn damaged_files_are_errors() {
     assert!(OtlpParts::new(bytes[..bytes.len() - 1].to_vec()).is_err());
     let empty = OtlpParts::new(Vec::new()).expect("a file");
     assert_eq!(empty.part(0, 100, PartEnd::File), Ok(None));
+}
+
+/// Whatever a file has, parts go on, and are files that can be divided.
+#[test]
+fn damaged_bytes_are_errors_or_good_parts() {
+    let bytes = two_resources().encode_to_vec();
+    let (mut errors, mut parts) = (0, 0);
+    for at in 0..bytes.len() {
+        for value in [
+            0,
+            1,
+            2,
+            9,
+            0x7f,
+            0x80,
+            0xff,
+            bytes[at] ^ 0x10,
+            bytes[at].wrapping_add(1),
+        ] {
+            let mut damaged = bytes.clone();
+            damaged[at] = value;
+            let Ok(file) = OtlpParts::new(damaged) else {
+                errors += 1;
+                continue;
+            };
+            let mut from = 0;
+            loop {
+                match file.part(from, 200, PartEnd::Resource) {
+                    Ok(Some(part)) => {
+                        let again = OtlpParts::new(part.message).expect("a message");
+                        assert_eq!(again.samples(), part.end - from);
+                        assert!(again.part(0, usize::MAX, PartEnd::File).is_ok());
+                        from = part.end;
+                        parts += 1;
+                    }
+                    Ok(None) => break,
+                    Err(_) => {
+                        errors += 1;
+                        break;
+                    }
+                }
+            }
+        }
+    }
+    assert!(errors > 100 && parts > 100, "{errors} {parts}");
 }
 
 fn tables(data: &mut ProfilesData) -> &mut ProfilesDictionary {
