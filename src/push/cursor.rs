@@ -95,24 +95,24 @@ impl Cursor {
         self.position.is_none()
     }
 
+    /// What is to be sent next; the beginning, if nothing was sent yet.
     pub fn position(&self) -> Position {
         self.position.unwrap_or_default()
     }
 
-    /// Replaces the file; afterwards the position is safe on the disk.
+    /// Moves on and replaces the file; afterwards the position is safe on the disk.
     ///
     /// # Errors
-    /// It cannot be written: without it, messages would be sent twice.
+    /// It cannot be written: the position is known, but the next process would send messages again.
     pub fn write(&mut self, position: Position) -> Result<()> {
         let name = self.path.file_name().unwrap_or_default().to_string_lossy();
         let new = self.directory.join(format!(".{name}.tmp"));
+        self.position = Some(position);
         self.replace(&new, position).map_err(|e| {
             let _ = fs::remove_file(&new); // the first failure is reported
             Error::io(format!("cannot write {}", self.path.display()), e)
                 .hint("make room, or let this user write there; then run the same command again")
-        })?;
-        self.position = Some(position);
-        Ok(())
+        })
     }
 
     fn replace(&mut self, new: &Path, position: Position) -> io::Result<()> {

@@ -63,6 +63,13 @@ impl Endpoint {
                 ..wrong("every user of the machine sees arguments of commands")
             });
         }
+        let (_, port) = host
+            .rsplit_once(':')
+            .filter(|(_, port)| !port.ends_with(']'))
+            .unwrap_or((host, "1"));
+        if port.parse::<u16>().is_err() {
+            return Err(wrong("its port is no number up to 65535"));
+        }
         let path = match protocol {
             Protocol::Otlp if path.is_empty() || path == "/" => OTLP_PATH.into(),
             Protocol::Otlp => path.to_string(),
@@ -134,6 +141,9 @@ mod tests {
             ("ftp://host", None),
             ("http://", None),
             ("http:///path", None),
+            ("http://host:port", None),
+            ("http://host:65536/x", None),
+            ("http://[::1]", Some("Otlp http://[::1]/v1development/profiles")),
             ("http://user:secret@host", None),
             ("http://host/a b", None),
         ] {

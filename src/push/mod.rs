@@ -127,7 +127,7 @@ pub struct Surroundings<'a> {
     pub print: &'a dyn Fn(&str),
 }
 
-/// Sends until it is to stop, or with `once` until everything is sent. Whether all of it was accepted.
+/// Sends until it is to stop, or with `once` until everything is sent. False if, with `once`, some of it was not accepted.
 ///
 /// # Errors
 /// The directory or the cursor cannot be read, another process sends to the same receiver, or, with `once`, the receiver did not
@@ -156,15 +156,26 @@ pub fn run(
         // A directory has another time of change when a segment is added or removed.
         let changed = segments::changed(directory);
         if changed.is_none() || changed != seen {
-            let is_empty = push.send_all(&mut cursor)?;
-            seen = if is_empty { changed } else { None };
+            match push.send_all(&mut cursor) {
+                Ok(true) => seen = changed,
+                Ok(false) => {
+                    seen = None;
+                    push.is_complete = false;
+                }
+                // What runs for months goes on when the disk has room again.
+                Err(e) if !options.once => {
+                    seen = None;
+                    push.print("failed", &format!("{}: {}", e.what, e.why));
+                }
+                Err(e) => return Err(e),
+            }
         }
         if options.once {
             break;
         }
         (surroundings.wait)(options.poll);
     }
-    Ok(push.is_complete)
+    Ok(push.is_complete || !options.once)
 }
 
 /// What became of a message.
@@ -271,12 +282,16 @@ impl Push<'_> {
             // The next list says what was dropped.
             Err(segments::Unreadable::Gone) => return Ok(true),
             Err(segments::Unreadable::Damaged(why)) => Err(why),
+            Err(segments::Unreadable::Failed(e)) => {
+                return Err(Error::io(format!("cannot read {}", segment.path.display()), e)
+                    .hint("run it as the user who owns the history"));
+            }
         };
         let parts = match parts {
             Ok(parts) => parts,
             Err(why) => {
                 damaged(self, &why);
-                cursor.write(done)?;
+                self.advance(cursor, done)?;
                 return Ok(true);
             }
         };
@@ -294,6 +309,7 @@ impl Push<'_> {
                     break;
                 }
             };
+            let size = part.message.len();
             let message = match self.endpoint.protocol {
                 Protocol::Otlp | Protocol::Grpc => Ok(part.message),
                 Protocol::Pyroscope => pyroscope::message(&part, position),
@@ -305,10 +321,10 @@ impl Push<'_> {
                     break;
                 }
             };
-            match self.send(&message, part.profiles)? {
+            match self.send(&message, part.profiles, position)? {
                 Sent::Stopped => return Ok(false),
-                Sent::TooLarge if message.len() > MIN_MESSAGE && part.end > position.samples + 1 => {
-                    limit = (limit.min(message.len()) / 2).max(MIN_MESSAGE);
+                Sent::TooLarge if size > MIN_MESSAGE && part.end > position.samples + 1 => {
+                    limit = (limit.min(size) / 2).max(MIN_MESSAGE);
                     self.print(
                         "size",
                         &format!(
@@ -326,17 +342,29 @@ impl Push<'_> {
                 Sent::Accepted => self.limit = limit,
             }
             position.samples = part.end;
-            cursor.write(if part.end >= parts.samples() { done } else { position })?;
+            self.advance(cursor, if part.end >= parts.samples() { done } else { position })?;
         }
         if cursor.position() != done {
-            cursor.write(done)?;
+            self.advance(cursor, done)?;
         }
         self.count(|metrics| metrics.segments += 1);
         Ok(true)
     }
 
-    /// Sends a message until it is accepted or refused.
-    fn send(&mut self, message: &[u8], profiles: usize) -> Result<Sent> {
+    /// Remembers what was accepted. If it cannot be written, it is known until the end of this process: the next one would send it
+    /// again.
+    fn advance(&self, cursor: &mut Cursor, position: Position) -> Result<()> {
+        match cursor.write(position) {
+            Err(e) if !self.options.once => {
+                self.print("cursor", &format!("{}: {}", e.what, e.why));
+                Ok(())
+            }
+            done => done,
+        }
+    }
+
+    /// Sends a message until it is accepted or refused. `position`: of its segment.
+    fn send(&mut self, message: &[u8], profiles: usize, position: Position) -> Result<Sent> {
         let mut attempts = 0;
         let (mut is_renewed, mut is_delayed) = (false, false);
         loop {
@@ -405,6 +433,10 @@ impl Push<'_> {
             );
             self.count(|metrics| metrics.retries += 1);
             is_delayed = true;
+            // The history goes on meanwhile.
+            if let Ok(all) = segments::list(self.directory) {
+                self.measure_queue(position, &all);
+            }
             if !self.wait(wait) {
                 return Ok(Sent::Stopped);
             }

@@ -1,6 +1,6 @@
 //! The segments of a history, as far as sending needs them.
 
-use std::fs::{self, File};
+use std::fs::{self, File, Metadata};
 use std::io::{self, Read};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -30,6 +30,8 @@ pub enum Unreadable {
     /// The history has dropped it.
     Gone,
     Damaged(String),
+    /// It may be readable later.
+    Failed(io::Error),
 }
 
 /// When a name in the directory was added or removed; `None` if it cannot be known.
@@ -52,8 +54,9 @@ pub fn list(directory: &Path) -> Result<Vec<Segment>> {
         let entry = entry.map_err(failed)?;
         let name = entry.file_name();
         let sequence = name.to_str().and_then(sequence_of);
-        // Segments may be dropped meanwhile.
-        if let (Some(sequence), Ok(metadata)) = (sequence, entry.metadata()) {
+        // Segments may be dropped meanwhile. Links and pipes are not of the history.
+        let metadata = entry.metadata().ok().filter(Metadata::is_file);
+        if let (Some(sequence), Some(metadata)) = (sequence, metadata) {
             segments.push(Segment {
                 sequence,
                 path: entry.path(),
@@ -76,11 +79,15 @@ fn sequence_of(name: &str) -> Option<u64> {
 /// The content of a segment, decompressed.
 ///
 /// # Errors
-/// It is gone or damaged.
+/// It is gone, damaged, or cannot be read now.
 pub fn read(segment: &Segment) -> std::result::Result<Vec<u8>, Unreadable> {
     let unreadable = |e: io::Error| match e.kind() {
         io::ErrorKind::NotFound => Unreadable::Gone,
-        _ => Unreadable::Damaged(e.to_string()),
+        // What decompression finds wrong.
+        io::ErrorKind::InvalidInput | io::ErrorKind::InvalidData | io::ErrorKind::UnexpectedEof => {
+            Unreadable::Damaged(e.to_string())
+        }
+        _ => Unreadable::Failed(e),
     };
     let file = File::open(&segment.path).map_err(unreadable)?;
     let mut bytes = Vec::new();

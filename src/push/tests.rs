@@ -110,12 +110,14 @@ fn push(history: &History, receiver: &mut Script, url: &str) -> Outcome {
     };
     let mut result = run(&history.0, &endpoint, receiver, &options, &surroundings);
     for _ in 0..20 {
-        let Ok(complete) = result else { break };
+        if result.is_err() {
+            break;
+        }
         let left = surroundings.metrics.lock().expect("not poisoned").queue_segments;
         if left == 0 {
             break;
         }
-        result = run(&history.0, &endpoint, receiver, &options, &surroundings).map(|more| more && complete);
+        result = run(&history.0, &endpoint, receiver, &options, &surroundings);
     }
     Outcome {
         result,
@@ -354,6 +356,52 @@ fn a_stop_between_messages_loses_and_repeats_nothing() {
     }
     assert!(parts.len() > 2);
     assert_eq!(receiver.accepted, parts);
+}
+
+/// With a full disk everything is sent once, as long as the process lives.
+#[test]
+fn without_a_cursor_file_sending_goes_on() {
+    let history = History::new("full", [1, 2, 3]);
+    std::os::unix::fs::symlink("nowhere", history.path(4)).expect("a link");
+    let endpoint = Endpoint::parse(URL).expect("an address");
+    let cursor = Cursor::open(&history.0, &endpoint.url).expect("a cursor");
+    drop(cursor);
+    let names = fs::read_dir(&history.0).expect("a directory");
+    let name = names.filter_map(std::result::Result::ok).map(|entry| entry.file_name());
+    let name = name
+        .map(|name| name.to_string_lossy().into_owned())
+        .find(|name| name.ends_with(".cursor"));
+    // The new file cannot be made.
+    let blocked = history.0.join(format!(".{}.tmp", name.expect("a cursor file")));
+    fs::create_dir(&blocked).expect("made");
+    let mut receiver = Script::default();
+    let metrics = Mutex::default();
+    let printed = RefCell::<Vec<String>>::default();
+    let waits = Cell::new(0);
+    let options = PushOptions {
+        once: false,
+        max_message: 4 << 20,
+        backoff: Backoff {
+            first: Duration::ZERO,
+            longest: Duration::ZERO,
+        },
+        poll: Duration::ZERO,
+    };
+    let surroundings = Surroundings {
+        metrics: &metrics,
+        stop: &|| waits.get() > 2,
+        renewals: &|| 0,
+        wait: &|_| waits.set(waits.get() + 1),
+        print: &|text| printed.borrow_mut().push(text.to_string()),
+    };
+    assert!(run(&history.0, &endpoint, &mut receiver, &options, &surroundings).expect("ended"));
+    assert_eq!(receiver.accepted.len(), 3);
+    assert_eq!(printed.borrow().len(), 1, "{printed:?}");
+    assert!(printed.borrow()[0].starts_with("cannot write"), "{printed:?}");
+    let once = PushOptions { once: true, ..options };
+    waits.set(0);
+    let error = run(&history.0, &endpoint, &mut receiver, &once, &surroundings).expect_err("not written");
+    assert!(error.what.starts_with("cannot write"), "{error}");
 }
 
 #[test]
