@@ -334,13 +334,30 @@ fn segments_are_sent_when_they_are_closed_and_a_signal_ends_it() {
     let requests = [receiver.next(), receiver.next()];
     let tokens = requests.map(|request| request["headers"]["authorization"].clone());
     assert_eq!(tokens, [json!("Bearer one"), json!("Bearer two")]);
+    // A signal does the same before anything is refused.
+    fs::write(&token, "three").expect("written");
+    signal(&child, "-HUP");
+    add_segments(scratch.directory(), [3]);
+    assert_eq!(receiver.next()["headers"]["authorization"], "Bearer three");
+    let status = fs::read_to_string(format!("/proc/{}/status", child.id())).expect("running");
+    for row in [
+        "CapPrm:\t0000000000000000",
+        "CapEff:\t0000000000000000",
+        "NoNewPrivs:\t1",
+    ] {
+        assert!(status.lines().any(|line| line == row), "{row}: {status}");
+    }
     let second = once(scratch.directory(), &receiver.url(), &[]);
     assert!(errors(&second).contains("another process sends"), "{}", errors(&second));
     assert_eq!(second.status.code(), Some(2));
-    let killed = Command::new("kill").arg(child.id().to_string()).status();
-    assert!(killed.expect("kill").success());
+    signal(&child, "-TERM");
     assert!(child.wait().expect("ended").success());
     assert!(receiver.end().is_empty());
+}
+
+fn signal(child: &Child, name: &str) {
+    let sent = Command::new("kill").args([name, &child.id().to_string()]).status();
+    assert!(sent.expect("kill").success());
 }
 
 /// Runs `openssl` with these words.
