@@ -151,31 +151,28 @@ pub fn run(
         is_complete: true,
         printed: RefCell::default(),
     };
+    if options.once {
+        let is_all = push.send_all(&mut cursor)?;
+        return Ok(is_all && push.is_complete);
+    }
     let mut seen = None;
     while !(surroundings.stop)() {
         // A directory has another time of change when a segment is added or removed.
         let changed = segments::changed(directory);
         if changed.is_none() || changed != seen {
-            match push.send_all(&mut cursor) {
-                Ok(true) => seen = changed,
-                Ok(false) => {
-                    seen = None;
-                    push.is_complete = false;
-                }
-                // What runs for months goes on when the disk has room again.
-                Err(e) if !options.once => {
-                    seen = None;
+            seen = match push.send_all(&mut cursor) {
+                Ok(true) => changed,
+                Ok(false) => None,
+                // What runs for months goes on when the directory can be read again.
+                Err(e) => {
                     push.print("failed", &format!("{}: {}", e.what, e.why));
+                    None
                 }
-                Err(e) => return Err(e),
-            }
-        }
-        if options.once {
-            break;
+            };
         }
         (surroundings.wait)(options.poll);
     }
-    Ok(push.is_complete || !options.once)
+    Ok(true)
 }
 
 /// What became of a message.
@@ -185,6 +182,15 @@ enum Sent {
     Refused,
     TooLarge,
     Stopped,
+}
+
+/// What became of a segment.
+enum SegmentSent {
+    /// Nothing of it is to be sent any more.
+    Done,
+    Stopped,
+    /// The history has dropped it.
+    Gone,
 }
 
 struct Push<'a> {
@@ -230,44 +236,57 @@ impl Push<'_> {
     fn send_all(&mut self, cursor: &mut Cursor) -> Result<bool> {
         loop {
             let all = segments::list(self.directory)?;
-            self.measure_queue(cursor.position(), &all);
-            let Some(last) = all.last() else {
-                return Ok(true);
-            };
-            let mut position = cursor.position();
-            if position.sequence > last.sequence + 1 {
+            let is_other = all
+                .last()
+                .is_some_and(|last| cursor.position().sequence > last.sequence + 1);
+            if is_other {
                 self.print(
                     "new",
                     "the history is another one than before: it is sent from its beginning",
                 );
-                position = Position::default();
             }
-            let Some(next) = all.iter().find(|segment| segment.sequence >= position.sequence) else {
+            let begin = if is_other { 0 } else { cursor.position().sequence };
+            self.measure_queue(begin, &all);
+            let first = all.partition_point(|segment| segment.sequence < begin);
+            if first == all.len() {
                 return Ok(true);
-            };
-            if !cursor.is_new() && next.sequence > position.sequence && position != Position::default() {
-                let dropped = next.sequence - position.sequence;
-                self.is_complete = false;
-                self.count(|metrics| metrics.dropped_segments += dropped);
-                self.print(
-                    "dropped",
-                    &format!("the history has dropped {dropped} segments that were not sent"),
-                );
             }
-            if next.sequence != position.sequence {
-                position = Position {
-                    sequence: next.sequence,
-                    samples: 0,
-                };
-            }
-            if !self.send_segment(next, position, cursor)? {
-                return Ok(false);
+            // What is not known of a receiver is not missing there.
+            let mut is_known = !is_other && !cursor.is_new();
+            for (at, segment) in all.iter().enumerate().skip(first) {
+                let position = cursor.position();
+                if is_known && segment.sequence > position.sequence {
+                    self.count_dropped(segment.sequence - position.sequence);
+                }
+                is_known = true;
+                match self.send_segment(segment, cursor)? {
+                    SegmentSent::Done => self.measure_queue(segment.sequence + 1, &all[at..]),
+                    SegmentSent::Stopped => return Ok(false),
+                    // The next list says what else was dropped.
+                    SegmentSent::Gone => break,
+                }
             }
         }
     }
 
-    /// Sends what remains of a segment. False if it was stopped before.
-    fn send_segment(&mut self, segment: &Segment, mut position: Position, cursor: &mut Cursor) -> Result<bool> {
+    fn count_dropped(&mut self, segments: u64) {
+        self.is_complete = false;
+        self.count(|metrics| metrics.dropped_segments += segments);
+        self.print(
+            "dropped",
+            &format!("the history has dropped {segments} segments that were not sent"),
+        );
+    }
+
+    /// Sends what remains of a segment.
+    fn send_segment(&mut self, segment: &Segment, cursor: &mut Cursor) -> Result<SegmentSent> {
+        let mut position = cursor.position();
+        if position.sequence != segment.sequence {
+            position = Position {
+                sequence: segment.sequence,
+                samples: 0,
+            };
+        }
         let done = Position {
             sequence: segment.sequence + 1,
             samples: 0,
@@ -279,8 +298,7 @@ impl Push<'_> {
         };
         let parts = match segments::read(segment) {
             Ok(bytes) => OtlpParts::new(bytes).map_err(|e| e.to_string()),
-            // The next list says what was dropped.
-            Err(segments::Unreadable::Gone) => return Ok(true),
+            Err(segments::Unreadable::Gone) => return Ok(SegmentSent::Gone),
             Err(segments::Unreadable::Damaged(why)) => Err(why),
             Err(segments::Unreadable::Failed(e)) => {
                 return Err(Error::io(format!("cannot read {}", segment.path.display()), e)
@@ -292,7 +310,7 @@ impl Push<'_> {
             Err(why) => {
                 damaged(self, &why);
                 self.advance(cursor, done)?;
-                return Ok(true);
+                return Ok(SegmentSent::Done);
             }
         };
         let ends = match self.endpoint.protocol {
@@ -322,7 +340,7 @@ impl Push<'_> {
                 }
             };
             match self.send(&message, part.profiles, position)? {
-                Sent::Stopped => return Ok(false),
+                Sent::Stopped => return Ok(SegmentSent::Stopped),
                 Sent::TooLarge if size > MIN_MESSAGE && part.end > position.samples + 1 => {
                     limit = (limit.min(size) / 2).max(MIN_MESSAGE);
                     self.print(
@@ -348,7 +366,7 @@ impl Push<'_> {
             self.advance(cursor, done)?;
         }
         self.count(|metrics| metrics.segments += 1);
-        Ok(true)
+        Ok(SegmentSent::Done)
     }
 
     /// Remembers what was accepted. If it cannot be written, it is known until the end of this process: the next one would send it
@@ -368,6 +386,9 @@ impl Push<'_> {
         let mut attempts = 0;
         let (mut is_renewed, mut is_delayed) = (false, false);
         loop {
+            if (self.surroundings.stop)() {
+                return Ok(Sent::Stopped);
+            }
             self.renew_if_asked();
             let answer = self.receiver.send(message);
             attempts += 1;
@@ -435,7 +456,7 @@ impl Push<'_> {
             is_delayed = true;
             // The history goes on meanwhile.
             if let Ok(all) = segments::list(self.directory) {
-                self.measure_queue(position, &all);
+                self.measure_queue(position.sequence, &all);
             }
             if !self.wait(wait) {
                 return Ok(Sent::Stopped);
@@ -477,8 +498,9 @@ impl Push<'_> {
         })
     }
 
-    fn measure_queue(&self, position: Position, all: &[Segment]) {
-        let waiting = || all.iter().filter(|segment| segment.sequence >= position.sequence);
+    /// `begin`: the sequence of the first segment that waits.
+    fn measure_queue(&self, begin: u64, all: &[Segment]) {
+        let waiting = || all.iter().filter(|segment| segment.sequence >= begin);
         let oldest = waiting().map(|segment| segment.closed).min();
         self.count(|metrics| {
             metrics.queue_segments = waiting().count() as u64;

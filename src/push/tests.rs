@@ -405,6 +405,47 @@ fn without_a_cursor_file_sending_goes_on() {
 }
 
 #[test]
+fn a_signal_ends_a_long_queue() {
+    struct Counting<'a>(&'a Cell<usize>);
+    impl Receiver for Counting<'_> {
+        fn send(&mut self, _: &[u8]) -> Answer {
+            self.0.set(self.0.get() + 1);
+            Answer::of_http(200, None, b"")
+        }
+        fn renew(&mut self) -> Result<bool> {
+            Ok(false)
+        }
+    }
+    let history = History::new("signal", 1..=9);
+    let endpoint = Endpoint::parse(URL).expect("an address");
+    let metrics = Mutex::default();
+    let sent = Cell::new(0);
+    for once in [false, true] {
+        let options = PushOptions {
+            once,
+            max_message: 4 << 20,
+            backoff: Backoff {
+                first: Duration::ZERO,
+                longest: Duration::ZERO,
+            },
+            poll: Duration::ZERO,
+        };
+        let before = sent.get();
+        let surroundings = Surroundings {
+            metrics: &metrics,
+            stop: &|| sent.get() == before + 2,
+            renewals: &|| 0,
+            wait: &|_| {},
+            print: &|text| panic!("{text}"),
+        };
+        let done = run(&history.0, &endpoint, &mut Counting(&sent), &options, &surroundings).expect("ended");
+        assert_eq!((sent.get(), done), (before + 2, !once));
+        let queue = metrics.lock().expect("not poisoned").queue_segments;
+        assert_eq!(queue as usize, 9 - sent.get());
+    }
+}
+
+#[test]
 fn pyroscope_gets_a_profile_for_each_resource() {
     use prost::Message;
     struct Keep(Vec<Vec<u8>>);
