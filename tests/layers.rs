@@ -27,7 +27,7 @@ const RANKS: &[&[&str]] = &[
     &["history", "privileges", "tui"],
     &["process"],
     &["capture", "cpython", "edges"],
-    &["push", "resolve", "tape"],
+    &["resolve", "tape"],
     &["session"],
     &["host", "in_process"],
     &["push"],

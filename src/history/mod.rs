@@ -142,7 +142,12 @@ impl Directory {
 const LOCK: &str = "lock";
 
 fn is_ours(name: &str) -> bool {
-    name == LOCK || name.starts_with("push-") && name.ends_with(".cursor")
+    // Cursors, and what a sender that was stopped has left of one.
+    let cursor = name
+        .strip_prefix('.')
+        .and_then(|name| name.strip_suffix(".tmp"))
+        .unwrap_or(name);
+    name == LOCK || cursor.starts_with("push-") && cursor.ends_with(".cursor")
 }
 
 /// Whether it is the name of a segment that is being written.

@@ -6,6 +6,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use prost::Message;
 
+use crate::history::name::days;
+
 /// Bytes of an answer's text that are kept.
 const MAX_TEXT: usize = 300;
 
@@ -145,15 +147,7 @@ fn seconds_of_date(text: &str) -> Option<u64> {
         return None;
     };
     let (day, year): (u64, u64) = (day.parse().ok()?, year.parse().ok()?);
-    if !(1..=31).contains(&day) || !(1970..=9999).contains(&year) {
-        return None;
-    }
-    // Years from March on, so that the day of a leap year is the last one.
-    let from_march = (month + 10) % 12;
-    let of_year = if month < 2 { year - 1 } else { year };
-    let days_before_month = (153 * from_march + 2) / 5;
-    let days = 365 * of_year + of_year / 4 - of_year / 100 + of_year / 400 + days_before_month + day - 1;
-    let since_epoch = days.checked_sub(719_468)?;
+    let since_epoch = days(year, month + 1, day)?;
     Some(since_epoch * 86_400 + hour?.min(24) * 3600 + minute?.min(60) * 60 + second?.min(60))
 }
 

@@ -2,7 +2,6 @@
 
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
-use std::os::fd::AsFd;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
@@ -55,9 +54,10 @@ impl Cursor {
                 .create(true)
                 .truncate(false)
                 .mode(0o600)
+                .custom_flags(libc::O_NOFOLLOW)
                 .open(&path)
                 .map_err(failed)?;
-            if !sys::files::try_lock(file.as_fd()).map_err(failed)? {
+            if !sys::files::lock(&file).map_err(failed)? {
                 return Err(Error::new(
                     ErrorKind::Usage,
                     format!("another process sends {} to {url}", directory.display()),
@@ -122,6 +122,7 @@ impl Cursor {
             .create(true)
             .truncate(true)
             .mode(0o600)
+            .custom_flags(libc::O_NOFOLLOW)
             .open(new)?;
         let Position { sequence, samples } = position;
         write!(
@@ -131,7 +132,7 @@ impl Cursor {
         )?;
         file.sync_all()?;
         // Before others can open it.
-        if !sys::files::try_lock(file.as_fd())? {
+        if !sys::files::lock(&file)? {
             return Err(io::ErrorKind::WouldBlock.into());
         }
         fs::rename(new, &self.path)?;

@@ -14,15 +14,16 @@ mod grpc;
 mod http;
 mod metrics;
 mod pyroscope;
-mod segments;
 #[cfg(test)]
 mod tests;
 
 use std::cell::RefCell;
 use std::collections::HashMap;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::{fs, io};
 
 pub use answer::{Answer, Verdict};
 pub use credentials::{CredentialFiles, Credentials};
@@ -30,9 +31,9 @@ pub use endpoint::{Endpoint, Protocol};
 pub use metrics::PushMetrics;
 
 use crate::error::{Error, ErrorKind, Result};
+use crate::history::{Directory, Entry};
 use crate::profile::otlp_parts::{OtlpParts, PartEnd};
 use cursor::{Cursor, Position};
-use segments::Segment;
 
 /// Messages are not halved below this, in bytes.
 pub const MIN_MESSAGE: usize = 64 << 10;
@@ -158,7 +159,7 @@ pub fn run(
     let mut seen = None;
     while !(surroundings.stop)() {
         // A directory has another time of change when a segment is added or removed.
-        let changed = segments::changed(directory);
+        let changed = changed(directory);
         if changed.is_none() || changed != seen {
             seen = match push.send_all(&mut cursor) {
                 Ok(true) => changed,
@@ -235,10 +236,9 @@ impl Push<'_> {
     /// Sends the segments that are there. False if it was stopped before.
     fn send_all(&mut self, cursor: &mut Cursor) -> Result<bool> {
         loop {
-            let all = segments::list(self.directory)?;
-            let is_other = all
-                .last()
-                .is_some_and(|last| cursor.position().sequence > last.sequence + 1);
+            let history = Directory::open(self.directory)?;
+            let all = history.segments();
+            let is_other = (all.last()).is_some_and(|last| cursor.position().sequence > last.name.sequence + 1);
             if is_other {
                 self.print(
                     "new",
@@ -246,8 +246,8 @@ impl Push<'_> {
                 );
             }
             let begin = if is_other { 0 } else { cursor.position().sequence };
-            self.measure_queue(begin, &all);
-            let first = all.partition_point(|segment| segment.sequence < begin);
+            self.measure_queue(begin, all);
+            let first = all.partition_point(|segment| segment.name.sequence < begin);
             if first == all.len() {
                 return Ok(true);
             }
@@ -255,12 +255,13 @@ impl Push<'_> {
             let mut is_known = !is_other && !cursor.is_new();
             for (at, segment) in all.iter().enumerate().skip(first) {
                 let position = cursor.position();
-                if is_known && segment.sequence > position.sequence {
-                    self.count_dropped(segment.sequence - position.sequence);
+                let sequence = segment.name.sequence;
+                if is_known && sequence > position.sequence {
+                    self.count_dropped(sequence - position.sequence);
                 }
                 is_known = true;
-                match self.send_segment(segment, cursor)? {
-                    SegmentSent::Done => self.measure_queue(segment.sequence + 1, &all[at..]),
+                match self.send_segment(&history, segment, cursor)? {
+                    SegmentSent::Done => self.measure_queue(sequence + 1, all.get(at..).unwrap_or_default()),
                     SegmentSent::Stopped => return Ok(false),
                     // The next list says what else was dropped.
                     SegmentSent::Gone => break,
@@ -279,31 +280,35 @@ impl Push<'_> {
     }
 
     /// Sends what remains of a segment.
-    fn send_segment(&mut self, segment: &Segment, cursor: &mut Cursor) -> Result<SegmentSent> {
+    fn send_segment(&mut self, history: &Directory, segment: &Entry, cursor: &mut Cursor) -> Result<SegmentSent> {
+        let sequence = segment.name.sequence;
         let mut position = cursor.position();
-        if position.sequence != segment.sequence {
-            position = Position {
-                sequence: segment.sequence,
-                samples: 0,
-            };
+        if position.sequence != sequence {
+            position = Position { sequence, samples: 0 };
         }
         let done = Position {
-            sequence: segment.sequence + 1,
+            sequence: sequence + 1,
             samples: 0,
         };
+        let path = history.path_of(&segment.name);
         let damaged = |push: &mut Self, why: &dyn std::fmt::Display| {
             push.is_complete = false;
             push.count(|metrics| metrics.damaged_segments += 1);
-            push.print("damaged", &format!("{} is not sent: {why}", segment.path.display()));
+            push.print("damaged", &format!("{} is not sent: {why}", path.display()));
         };
-        let parts = match segments::read(segment) {
+        let parts = match history.read(&segment.name) {
             Ok(bytes) => OtlpParts::new(bytes).map_err(|e| e.to_string()),
-            Err(segments::Unreadable::Gone) => return Ok(SegmentSent::Gone),
-            Err(segments::Unreadable::Damaged(why)) => Err(why),
-            Err(segments::Unreadable::Failed(e)) => {
-                return Err(Error::io(format!("cannot read {}", segment.path.display()), e)
-                    .hint("run it as the user who owns the history"));
-            }
+            Err(e) => match e.kind() {
+                io::ErrorKind::NotFound => return Ok(SegmentSent::Gone),
+                // What decompression finds wrong.
+                io::ErrorKind::InvalidInput | io::ErrorKind::InvalidData | io::ErrorKind::UnexpectedEof => {
+                    Err(e.to_string())
+                }
+                _ => {
+                    return Err(Error::io(format!("cannot read {}", path.display()), e)
+                        .hint("run it as the user who owns the history"));
+                }
+            },
         };
         let parts = match parts {
             Ok(parts) => parts,
@@ -455,8 +460,8 @@ impl Push<'_> {
             self.count(|metrics| metrics.retries += 1);
             is_delayed = true;
             // The history goes on meanwhile.
-            if let Ok(all) = segments::list(self.directory) {
-                self.measure_queue(position.sequence, &all);
+            if let Ok(history) = Directory::open(self.directory) {
+                self.measure_queue(position.sequence, history.segments());
             }
             if !self.wait(wait) {
                 return Ok(Sent::Stopped);
@@ -499,15 +504,21 @@ impl Push<'_> {
     }
 
     /// `begin`: the sequence of the first segment that waits.
-    fn measure_queue(&self, begin: u64, all: &[Segment]) {
-        let waiting = || all.iter().filter(|segment| segment.sequence >= begin);
-        let oldest = waiting().map(|segment| segment.closed).min();
+    fn measure_queue(&self, begin: u64, all: &[Entry]) {
+        let waiting = || all.iter().filter(|segment| segment.name.sequence >= begin);
+        let oldest = waiting().map(|segment| segment.name.end()).min();
         self.count(|metrics| {
             metrics.queue_segments = waiting().count() as u64;
-            metrics.queue_bytes = waiting().map(|segment| segment.bytes).sum();
-            metrics.queue_oldest = oldest;
+            metrics.queue_bytes = waiting().map(|segment| segment.size).sum();
+            metrics.queue_oldest = oldest.and_then(|end| UNIX_EPOCH.checked_add(Duration::from_millis(end)));
         });
     }
+}
+
+/// When a name in the directory was added or removed; `None` if it cannot be known.
+fn changed(directory: &Path) -> Option<(i64, i64)> {
+    let metadata = fs::metadata(directory).ok()?;
+    Some((metadata.mtime(), metadata.mtime_nsec()))
 }
 
 /// A number from 0 to 1, for waits that differ between machines.

@@ -502,3 +502,94 @@ fn pyroscope_gets_a_profile_for_each_resource() {
     };
     assert_eq!(read(&pprof), read(PROFILE));
 }
+
+/// A segment of a host as it is written, with two services: each gets a message with its labels and its samples.
+#[test]
+fn services_of_a_host_are_profiles_of_their_own() {
+    use crate::history::{Limits, Writer};
+    use crate::profile::export::otlp::{SegmentInfo, SegmentProcess, encode_segment};
+    use prost::Message;
+    let golden = include_bytes!("../../fixtures/golden/profile.json");
+    let profile = crate::profile::json::read(golden).expect("a profile");
+    let samples = profile.timeline.len();
+    assert!(samples > 10);
+    let resource = |service: &str| {
+        [("host.name", "h1"), ("service.name", service)]
+            .map(|(key, value)| (key.to_string(), value.to_string()))
+            .to_vec()
+    };
+    let process = |pid: u32, resource: u32| SegmentProcess {
+        pid,
+        name: "python3".into(),
+        resource,
+        ..SegmentProcess::default()
+    };
+    let info = SegmentInfo {
+        resources: vec![resource("shop"), resource("search")],
+        processes: vec![process(7, 0), process(8, 1)],
+        process_of_sample: (0..samples as u32).map(|sample| u32::from(sample % 3 == 0)).collect(),
+        ..SegmentInfo::default()
+    };
+    let history = History::new("services", []);
+    let mut writer = Writer::open(&history.0, Limits::default()).expect("a writer");
+    let start = UNIX_EPOCH + Duration::from_secs(1_795_835_640);
+    let bytes = encode_segment(&profile, &info);
+    writer.write(start, Duration::from_secs(60), &bytes).expect("written");
+    let metrics = Mutex::default();
+    let receiver = RefCell::new(Vec::new());
+    struct Keep<'a>(&'a RefCell<Vec<Vec<u8>>>);
+    impl Receiver for Keep<'_> {
+        fn send(&mut self, message: &[u8]) -> Answer {
+            self.0.borrow_mut().push(message.to_vec());
+            Answer::of_http(200, None, b"")
+        }
+        fn renew(&mut self) -> Result<bool> {
+            Ok(false)
+        }
+    }
+    let options = PushOptions {
+        once: true,
+        max_message: 4 << 20,
+        backoff: Backoff {
+            first: Duration::ZERO,
+            longest: Duration::ZERO,
+        },
+        poll: Duration::ZERO,
+    };
+    let surroundings = Surroundings {
+        metrics: &metrics,
+        stop: &|| false,
+        renewals: &|| 0,
+        wait: &|_| {},
+        print: &|text| panic!("{text}"),
+    };
+    let send = |url: &str| {
+        let endpoint = Endpoint::parse(url).expect("an address");
+        assert!(run(&history.0, &endpoint, &mut Keep(&receiver), &options, &surroundings).expect("sent"));
+        receiver.take()
+    };
+    let [whole] = &send(URL)[..] else {
+        panic!("several messages")
+    };
+    let total = |bytes: &[u8]| crate::profile::import::read(bytes).expect("a profile").total_amount(0);
+    assert_eq!(total(whole), total(&bytes));
+    let mut of_services = HashMap::new();
+    for message in send("pyroscope+http://localhost") {
+        let request = pyroscope::PushRequest::decode(&message[..]).expect("a request");
+        for series in request.series {
+            let mut labels = series.labels.iter();
+            let service = labels.find(|label| label.name == "service_name").expect("a service");
+            let mut pprof = Vec::new();
+            let mut gzip = flate2::read::GzDecoder::new(&series.samples[0].raw_profile[..]);
+            std::io::Read::read_to_end(&mut gzip, &mut pprof).expect("gzip");
+            *of_services.entry(service.value.clone()).or_insert(0) += total(&pprof);
+        }
+    }
+    let search = samples.div_ceil(3) as u64;
+    assert_eq!(
+        (of_services["search"], of_services["shop"]),
+        (search, samples as u64 - search)
+    );
+    let sum: u64 = of_services.values().sum();
+    assert_eq!(sum, total(&bytes));
+}

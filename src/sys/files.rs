@@ -67,19 +67,6 @@ pub fn file_limit() -> usize {
     }
 }
 
-/// Locks a file for this open description (flock(2)), until it is closed. False if another one has locked it.
-///
-/// # Errors
-/// Those of flock(2), such as a file system without locks.
-pub fn try_lock(file: BorrowedFd<'_>) -> io::Result<bool> {
-    // SAFETY: two integers.
-    match check(unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) }.into()) {
-        Ok(_) => Ok(true),
-        Err(e) if e.kind() == io::ErrorKind::WouldBlock => Ok(false),
-        Err(e) => Err(e),
-    }
-}
-
 /// Whether half of the descriptors that this process may have open are in use, by the number of the one opened last.
 pub fn are_scarce(last: BorrowedFd<'_>) -> bool {
     last.as_raw_fd().try_into().unwrap_or(usize::MAX) >= file_limit() / 2
