@@ -374,7 +374,7 @@ impl Push<'_> {
         Ok(SegmentSent::Done)
     }
 
-    /// Remembers what was accepted. If it cannot be written, it is known until the end of this process: the next one would send it
+    /// Remembers what was accepted. If it cannot be written, it is known until this process ends: the next one would send it
     /// again.
     fn advance(&self, cursor: &mut Cursor, position: Position) -> Result<()> {
         match cursor.write(position) {

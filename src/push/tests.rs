@@ -127,6 +127,32 @@ fn push(history: &History, receiver: &mut Script, url: &str) -> Outcome {
     }
 }
 
+fn without_waits(once: bool) -> PushOptions {
+    PushOptions {
+        once,
+        max_message: 4 << 20,
+        backoff: Backoff {
+            first: Duration::ZERO,
+            longest: Duration::ZERO,
+        },
+        poll: Duration::ZERO,
+    }
+}
+
+/// Accepts everything, and keeps the messages.
+struct Keep<'a>(&'a RefCell<Vec<Vec<u8>>>);
+
+impl Receiver for Keep<'_> {
+    fn send(&mut self, message: &[u8]) -> Answer {
+        self.0.borrow_mut().push(message.to_vec());
+        Answer::of_http(200, None, b"")
+    }
+
+    fn renew(&mut self) -> Result<bool> {
+        Ok(false)
+    }
+}
+
 const URL: &str = "http://localhost/";
 
 #[test]
@@ -319,13 +345,8 @@ fn a_stop_between_messages_loses_and_repeats_nothing() {
     let endpoint = Endpoint::parse(URL).expect("an address");
     let mut receiver = Script::default();
     let options = PushOptions {
-        once: false,
         max_message: size,
-        backoff: Backoff {
-            first: Duration::ZERO,
-            longest: Duration::ZERO,
-        },
-        poll: Duration::ZERO,
+        ..without_waits(false)
     };
     // Each run is stopped at its second message, whose answer asks to wait.
     let mut runs = 0;
@@ -378,15 +399,7 @@ fn without_a_cursor_file_sending_goes_on() {
     let metrics = Mutex::default();
     let printed = RefCell::<Vec<String>>::default();
     let waits = Cell::new(0);
-    let options = PushOptions {
-        once: false,
-        max_message: 4 << 20,
-        backoff: Backoff {
-            first: Duration::ZERO,
-            longest: Duration::ZERO,
-        },
-        poll: Duration::ZERO,
-    };
+    let options = without_waits(false);
     let surroundings = Surroundings {
         metrics: &metrics,
         stop: &|| waits.get() > 2,
@@ -421,15 +434,7 @@ fn a_signal_ends_a_long_queue() {
     let metrics = Mutex::default();
     let sent = Cell::new(0);
     for once in [false, true] {
-        let options = PushOptions {
-            once,
-            max_message: 4 << 20,
-            backoff: Backoff {
-                first: Duration::ZERO,
-                longest: Duration::ZERO,
-            },
-            poll: Duration::ZERO,
-        };
+        let options = without_waits(once);
         let before = sent.get();
         let surroundings = Surroundings {
             metrics: &metrics,
@@ -448,29 +453,11 @@ fn a_signal_ends_a_long_queue() {
 #[test]
 fn pyroscope_gets_a_profile_for_each_resource() {
     use prost::Message;
-    struct Keep(Vec<Vec<u8>>);
-    impl Receiver for Keep {
-        fn send(&mut self, message: &[u8]) -> Answer {
-            self.0.push(message.to_vec());
-            Answer::of_http(200, None, b"")
-        }
-        fn renew(&mut self) -> Result<bool> {
-            Ok(false)
-        }
-    }
     let history = History::new("pyroscope", [1]);
     let metrics = Mutex::default();
     let endpoint = Endpoint::parse("pyroscope+http://localhost").expect("an address");
-    let mut receiver = Keep(Vec::new());
-    let options = PushOptions {
-        once: true,
-        max_message: 4 << 20,
-        backoff: Backoff {
-            first: Duration::ZERO,
-            longest: Duration::ZERO,
-        },
-        poll: Duration::ZERO,
-    };
+    let kept = RefCell::default();
+    let options = without_waits(true);
     let surroundings = Surroundings {
         metrics: &metrics,
         stop: &|| false,
@@ -478,9 +465,10 @@ fn pyroscope_gets_a_profile_for_each_resource() {
         wait: &|_| {},
         print: &|text| panic!("{text}"),
     };
-    assert!(run(&history.0, &endpoint, &mut receiver, &options, &surroundings).expect("sent"));
-    let [message] = &receiver.0[..] else {
-        panic!("{} messages", receiver.0.len());
+    assert!(run(&history.0, &endpoint, &mut Keep(&kept), &options, &surroundings).expect("sent"));
+    let messages = kept.take();
+    let [message] = &messages[..] else {
+        panic!("{} messages", messages.len());
     };
     let request = pyroscope::PushRequest::decode(&message[..]).expect("a request");
     let [series] = &request.series[..] else {
@@ -536,26 +524,8 @@ fn services_of_a_host_are_profiles_of_their_own() {
     let bytes = encode_segment(&profile, &info);
     writer.write(start, Duration::from_secs(60), &bytes).expect("written");
     let metrics = Mutex::default();
-    let receiver = RefCell::new(Vec::new());
-    struct Keep<'a>(&'a RefCell<Vec<Vec<u8>>>);
-    impl Receiver for Keep<'_> {
-        fn send(&mut self, message: &[u8]) -> Answer {
-            self.0.borrow_mut().push(message.to_vec());
-            Answer::of_http(200, None, b"")
-        }
-        fn renew(&mut self) -> Result<bool> {
-            Ok(false)
-        }
-    }
-    let options = PushOptions {
-        once: true,
-        max_message: 4 << 20,
-        backoff: Backoff {
-            first: Duration::ZERO,
-            longest: Duration::ZERO,
-        },
-        poll: Duration::ZERO,
-    };
+    let kept = RefCell::default();
+    let options = without_waits(true);
     let surroundings = Surroundings {
         metrics: &metrics,
         stop: &|| false,
@@ -565,8 +535,8 @@ fn services_of_a_host_are_profiles_of_their_own() {
     };
     let send = |url: &str| {
         let endpoint = Endpoint::parse(url).expect("an address");
-        assert!(run(&history.0, &endpoint, &mut Keep(&receiver), &options, &surroundings).expect("sent"));
-        receiver.take()
+        assert!(run(&history.0, &endpoint, &mut Keep(&kept), &options, &surroundings).expect("sent"));
+        kept.take()
     };
     let [whole] = &send(URL)[..] else {
         panic!("several messages")
