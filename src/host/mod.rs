@@ -2,3 +2,4 @@
 //! recorder tells of itself.
 
 pub mod budget;
+pub mod sd_notify;
