@@ -2,4 +2,5 @@
 //! recorder tells of itself.
 
 pub mod budget;
+pub mod metrics;
 pub mod sd_notify;

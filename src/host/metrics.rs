@@ -1,0 +1,161 @@
+//! What the recorder tells of itself, as text in the format that Prometheus reads (exposition format 0.0.4).
+
+use std::collections::BTreeMap;
+use std::fmt::{Display, Write};
+
+/// Counters and gauges of a recording of a host. Counters start at 0 with the process.
+#[derive(Debug, Default, Clone, PartialEq)]
+pub struct HostMetrics {
+    /// Samples taken, by quality.
+    pub samples: BTreeMap<String, u64>,
+    /// Samples lost, by reason.
+    pub samples_lost: BTreeMap<String, u64>,
+    /// Processes of which at least one sample came.
+    pub processes_seen: u64,
+    /// Processes whose memory was opened.
+    pub processes_opened: u64,
+    /// Processes that could not be opened, by reason.
+    pub processes_refused: BTreeMap<String, u64>,
+    /// CPU time used so far, in seconds, by part: `sampler`, `naming`, `network`, `bpf`.
+    pub cpu_seconds: BTreeMap<String, f64>,
+    /// Memory in use now, in bytes, by part.
+    pub memory_bytes: BTreeMap<String, u64>,
+    /// Samples per second and CPU that are asked for now.
+    pub rate_hertz: f64,
+    /// Segments written to the history.
+    pub segments_written: u64,
+    /// Segments dropped from the history because of its limits.
+    pub segments_dropped: u64,
+    /// Size of the history now, in bytes.
+    pub history_bytes: u64,
+    /// Errors, by kind.
+    pub errors: BTreeMap<String, u64>,
+    /// Time since the start, in seconds.
+    pub uptime_seconds: f64,
+}
+
+impl HostMetrics {
+    /// The metrics as text. Each line ends with a line feed.
+    pub fn text(&self) -> String {
+        let mut out = Text(String::new());
+        out.by("samples_total", "counter", "Samples taken.", "quality", &self.samples);
+        out.by(
+            "samples_lost_total",
+            "counter",
+            "Samples lost.",
+            "reason",
+            &self.samples_lost,
+        );
+        out.one(
+            "processes_seen_total",
+            "counter",
+            "Processes with samples.",
+            self.processes_seen,
+        );
+        out.one(
+            "processes_opened_total",
+            "counter",
+            "Processes whose memory was opened.",
+            self.processes_opened,
+        );
+        let refused = "Processes that could not be opened.";
+        out.by(
+            "processes_refused_total",
+            "counter",
+            refused,
+            "reason",
+            &self.processes_refused,
+        );
+        out.by(
+            "cpu_seconds_total",
+            "counter",
+            "CPU time of the profiler.",
+            "part",
+            &self.cpu_seconds,
+        );
+        out.by(
+            "memory_bytes",
+            "gauge",
+            "Memory of the profiler.",
+            "part",
+            &self.memory_bytes,
+        );
+        out.one(
+            "sampling_rate_hertz",
+            "gauge",
+            "Samples per second and CPU.",
+            self.rate_hertz,
+        );
+        out.one(
+            "segments_written_total",
+            "counter",
+            "Segments written.",
+            self.segments_written,
+        );
+        let dropped = "Segments dropped because of the limits of the history.";
+        out.one("segments_dropped_total", "counter", dropped, self.segments_dropped);
+        out.one("history_bytes", "gauge", "Size of the history.", self.history_bytes);
+        out.by("errors_total", "counter", "Errors.", "kind", &self.errors);
+        out.one("uptime_seconds", "gauge", "Time since the start.", self.uptime_seconds);
+        let build = BTreeMap::from([(env!("CARGO_PKG_VERSION").to_string(), 1)]);
+        out.by("build_info", "gauge", "Version of the profiler.", "version", &build);
+        out.0
+    }
+}
+
+struct Text(String);
+
+impl Text {
+    fn head(&mut self, name: &str, kind: &str, help: &str) {
+        // Writing to a string cannot fail.
+        let _ = write!(
+            self.0,
+            "# HELP nativeprof_{name} {help}\n# TYPE nativeprof_{name} {kind}\n"
+        );
+    }
+
+    fn one(&mut self, name: &str, kind: &str, help: &str, value: impl Display) {
+        self.head(name, kind, help);
+        let _ = writeln!(self.0, "nativeprof_{name} {value}");
+    }
+
+    fn by<V: Display>(&mut self, name: &str, kind: &str, help: &str, label: &str, values: &BTreeMap<String, V>) {
+        if values.is_empty() {
+            return;
+        }
+        self.head(name, kind, help);
+        for (key, value) in values {
+            let key = key.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n");
+            let _ = writeln!(self.0, "nativeprof_{name}{{{label}=\"{key}\"}} {value}");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_have_names_units_and_escaped_labels() {
+        let metrics = HostMetrics {
+            samples: BTreeMap::from([("exact".to_string(), 5)]),
+            errors: BTreeMap::from([("a\"b\\c\nd".to_string(), 1)]),
+            cpu_seconds: BTreeMap::from([("bpf".to_string(), 0.25)]),
+            ..HostMetrics::default()
+        };
+        let text = metrics.text();
+        for line in [
+            "# TYPE nativeprof_samples_total counter",
+            "nativeprof_samples_total{quality=\"exact\"} 5",
+            "nativeprof_errors_total{kind=\"a\\\"b\\\\c\\nd\"} 1",
+            "nativeprof_cpu_seconds_total{part=\"bpf\"} 0.25",
+            "nativeprof_segments_written_total 0",
+        ] {
+            assert!(text.lines().any(|l| l == line), "{line} is missing in\n{text}");
+        }
+        assert!(
+            !text.contains("samples_lost_total"),
+            "a metric without values has no head"
+        );
+    }
+}
