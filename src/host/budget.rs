@@ -1,8 +1,8 @@
 //! How many samples a second a recording may take, so that nativeprof itself keeps to its share of a CPU.
 //!
-//! Each segment tells what it has used at its rate. The next one may use what the last ten minutes have left of the budget, and gets
-//! the rate that uses so much: the cost of a recording is taken as a fixed part and a part for each sample per second, which are
-//! fitted to the segments of these ten minutes.
+//! Each segment tells what it has used at its rate. The next one may use what the last ten minutes have left of the budget, and
+//! gets the rate that uses so much: the cost of a recording is taken as a fixed part and a part for each sample per second, which
+//! are fitted to the segments of these ten minutes.
 
 use std::collections::VecDeque;
 use std::ops::RangeInclusive;

@@ -2,5 +2,6 @@
 //! recorder tells of itself.
 
 pub mod budget;
+pub mod labels;
 pub mod metrics;
 pub mod sd_notify;
