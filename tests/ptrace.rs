@@ -33,6 +33,7 @@ const TIMED_OPTIONS: SamplingOptions = SamplingOptions {
     children: false,
     workers: false,
     spans: false,
+    host: None,
 };
 const PTRACE: [&str; 2] = ["--backend", "ptrace"];
 const EBPF: [&str; 2] = ["--backend", "ebpf"];

@@ -31,6 +31,7 @@ const OPTIONS: SamplingOptions = SamplingOptions {
     children: false,
     workers: false,
     spans: false,
+    host: None,
 };
 
 /// Calls and changed results by kind of call.

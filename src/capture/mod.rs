@@ -34,6 +34,23 @@ pub struct SamplingOptions {
     pub workers: bool,
     /// Take which spans are active.
     pub spans: bool,
+    /// Sample the processes that this admits, without [`Backend::attach`]; `children` has no effect then. Only by eBPF.
+    pub host: Option<HostFilter>,
+}
+
+/// Which processes of a whole host are sampled: those that any of the lists admits, or all if the lists are empty. Threads of the
+/// kernel never are.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct HostFilter {
+    /// Cgroups with those below them: inodes of their directories in the hierarchy of version 2.
+    pub cgroups: Vec<u64>,
+    /// Names of threads, at most 15 bytes each; a process is sampled once a thread with such a name is.
+    pub comms: Vec<Vec<u8>>,
+    pub users: Vec<u32>,
+    /// Processes, and those that they start from then on.
+    pub processes: Vec<Pid>,
+    /// Processes that are not sampled, and those that they start from then on: our own.
+    pub excluded: Vec<Pid>,
 }
 
 /// What to sample of the time off the CPU.
@@ -159,6 +176,9 @@ pub trait Backend {
 
     /// Starts sampling.
     fn start(&mut self) -> Result<()>;
+
+    /// Changes the number of samples per second. No effect where `options.host` is not set.
+    fn set_rate(&mut self, _rate: u64) {}
 
     /// Waits up to `wait` for events and appends them in chronological order; not all of them, but some if there are any.
     /// True if more are waiting.

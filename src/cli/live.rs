@@ -156,6 +156,7 @@ impl LiveRecording {
         let with_children = options.grouping.processes;
         let capture = SamplingOptions {
             spans: options.spans,
+            host: None,
             ..options.sampling.capture(options.rate, with_children)
         };
         let backend = open_backend(options.sampling.backend, &capture)?;

@@ -228,6 +228,24 @@ pub struct Sample {
     /// The asyncio tasks that run: the thread's own, and those of other threads with an event loop. Empty where they
     /// are not read.
     pub tasks: Vec<RunningTask>,
+    /// Of a recording of a whole host.
+    pub host: Option<HostSample>,
+}
+
+/// What is taken of a thread whose process may not be known, and may have exited before anything of it can be read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HostSample {
+    /// Number of its cgroup in the hierarchy of version 2: the inode of its directory.
+    pub cgroup: u64,
+    /// The thread's name, ended by a zero.
+    pub comm: [u8; 16],
+}
+
+impl HostSample {
+    /// The thread's name.
+    pub fn name(&self) -> &[u8] {
+        self.comm.split(|byte| *byte == 0).next().unwrap_or_default()
+    }
 }
 
 /// An asyncio task as it was at the instant of a sample: it may have ended before the sample is processed, and another one may

@@ -7,12 +7,12 @@ use crate::cpython_layout::{
     ABSENT, RunningTasks, SpanLocation, TargetLayout, ThreadContext, ThreadStateLocation, Tls,
 };
 use crate::event::{
-    CodeCopy, Dispatcher, Holder, Part, Pid, Polled, RUNNING_TASK, RawPyFrame, Sample, SpanRecords, StackBytes, Tid,
-    TimeSpent, WakeUp, WalkStatus,
+    CodeCopy, Dispatcher, Holder, HostSample, Part, Pid, Polled, RUNNING_TASK, RawPyFrame, Sample, SpanRecords,
+    StackBytes, Tid, TimeSpent, WakeUp, WalkStatus,
 };
 
 /// `HEAD` of the program.
-const HEAD: usize = 520 + 8 * (SAVED_REGS_WORDS - 21);
+const HEAD: usize = 544 + 8 * (SAVED_REGS_WORDS - 21);
 const REGS_OK: u32 = 1;
 pub(super) const MORE: u32 = 4;
 pub(super) const REST: u32 = 8;
@@ -23,6 +23,7 @@ const HOLDS_LOCK: u32 = 128;
 const WORKER: u32 = 256;
 const UNCHANGED: u32 = 512;
 const DETACHED: u32 = 4096;
+const HOST: u32 = 8192;
 
 // Offsets in `struct head` and, up to the time, `struct code_head`.
 const PID: usize = 4;
@@ -56,6 +57,9 @@ const MAX_HOLDERS: usize = 10;
 const THROTTLED: usize = HOLDERS_AT + 16 * MAX_HOLDERS;
 const THROTTLED_LENGTH: usize = THROTTLED + 8;
 const POLLED: usize = THROTTLED_LENGTH + 8;
+const CGROUP: usize = POLLED + 8;
+const COMM: usize = CGROUP + 8;
+const COMM_SIZE: usize = 16;
 /// `THREAD_STATE` of it.
 const THREAD_STATE: u64 = 1 << 63;
 
@@ -257,6 +261,13 @@ pub fn decode(b: &[u8]) -> Option<Sample> {
         suspended: off_cpu::suspension(flags),
         spans: SpanRecords::default(),
         tasks: Vec::new(),
+        host: match flags & HOST {
+            0 => None,
+            _ => Some(HostSample {
+                cgroup: u64_at(b, CGROUP)?,
+                comm: b.get(COMM..COMM + COMM_SIZE)?.try_into().ok()?,
+            }),
+        },
     })
 }
 
@@ -436,6 +447,8 @@ pub(super) fn record_fields() -> [(&'static str, usize, Vec<RecordField>); 4] {
         ("throttled", THROTTLED, 8),
         ("throttled_length", THROTTLED_LENGTH, 8),
         ("polled", POLLED, 8),
+        ("cgroup", CGROUP, 8),
+        ("comm", COMM, COMM_SIZE),
     ];
     let code_head = vec![
         ("size", 0, 4),

@@ -12,6 +12,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::cpu_time::CpuTimes;
 use super::errors::{bpf_error, not_permitted};
+use super::host_rules::HostRules;
 use super::interpreter_locks::InterpreterLockMap;
 use super::nested_states::NestedStateMap;
 use super::object::{self, LOAD, MapSizes, Variant};
@@ -20,7 +21,7 @@ use super::sampling_events::CpuEvents;
 use super::sideband_rings::SidebandRings;
 use super::{EbpfBackend, KernelFacts, StackReassembler, switch_in, workers};
 use crate::capture::common::jitter::period;
-use crate::capture::{Mode, SamplingOptions};
+use crate::capture::{HostFilter, Mode, SamplingOptions};
 use crate::error::{Error, ErrorKind, Result};
 use crate::privileges::checks;
 use crate::sys;
@@ -44,14 +45,15 @@ impl EbpfBackend {
             threads: 1,
             workers: if options.workers { workers::MAX_WORKERS } else { 0 },
             spans: options.spans,
+            host_rules: options.host.as_ref().map_or(0, HostFilter::kinds),
         };
+        let notes_forks = options.children || options.host.is_some();
         let (object::LoadedObject { mut bpf, refusal }, hook) = if options.mode == Mode::Cpu {
-            (object::load_first(variants, sizes, options.children)?, None)
+            (object::load_first(variants, sizes, notes_forks)?, None)
         } else {
             sizes.slots += off_cpu::MAX_WORKS;
             sizes.threads = off_cpu::MAX_THREADS;
-            let switch_in::LoadedSwitchIn { bpf, hook, missing } =
-                switch_in::load_first(variants, sizes, options.children)?;
+            let switch_in::LoadedSwitchIn { bpf, hook, missing } = switch_in::load_first(variants, sizes, notes_forks)?;
             (object::LoadedObject { bpf, refusal: None }, Some((hook, missing)))
         };
         let fd = |bpf: &Ebpf, name: &str| -> Result<OwnedFd> {
@@ -70,6 +72,10 @@ impl EbpfBackend {
         let running = take("RUNNING_TASKS")?.try_into().map_err(map_error)?;
         let spans = take("SPANS")?.try_into().map_err(map_error)?;
         let counts = take("COUNTS")?.try_into().map_err(map_error)?;
+        let rules = match &options.host {
+            Some(filter) => Some(HostRules::new(take("RULES")?, filter)?),
+            None => None,
+        };
         let locks = InterpreterLockMap::new(take("INTERPRETER_LOCKS")?)?;
         // On another thread than the main one: where process and thread ID are equal, other fields hold the same
         // values.
@@ -91,7 +97,7 @@ impl EbpfBackend {
         executed
             .attach("sched_process_exec")
             .map_err(|e| bpf_error("cannot receive exec events", e))?;
-        if options.children {
+        if notes_forks {
             let forked: &mut RawTracePoint = object::program(&mut bpf, "forked")?;
             forked
                 .attach("sched_process_fork")
@@ -129,6 +135,7 @@ impl EbpfBackend {
             off_cpu,
             locks,
             workers,
+            rules,
             delivered: 0,
             before_exec: None,
             reassembler: StackReassembler::default(),

@@ -36,6 +36,7 @@ pub mod switch_in;
 pub mod abi;
 mod cpu_time;
 mod errors;
+mod host_rules;
 mod interpreter_locks;
 mod load;
 mod nested_states;
@@ -51,6 +52,7 @@ mod workers;
 use abi::DecodedRecord;
 use cpu_time::CpuTimes;
 use errors::bpf_error;
+use host_rules::HostRules;
 use interpreter_locks::InterpreterLockMap;
 use nested_states::NestedStateMap;
 use off_cpu::OffCpu;
@@ -133,6 +135,8 @@ pub struct EbpfBackend {
     off_cpu: Option<OffCpu>,
     locks: InterpreterLockMap,
     workers: Option<workers::WorkerMaps>,
+    /// Of a whole host.
+    rules: Option<HostRules>,
     delivered: u64,
     /// About to exec its program; samples until then are dropped.
     before_exec: Option<Pid>,
@@ -215,16 +219,28 @@ impl EbpfBackend {
             self.lost_sideband += raw.lost;
             // Among them may be the fork that used the number again.
             self.removed.clear();
+            if self.options.host.is_some() {
+                let (time, event) = (sys::clock::now(), Event::Lost(raw.lost));
+                self.pending.push_back(SidebandRecord { time, event });
+            }
         }
         let mut batch = raw.decode(|subject| match subject {
+            // The number of one whose end was not seen.
+            Subject::Child(pid, _) if self.options.host.is_some() => self.known.contains(&pid),
             Subject::Child(pid, parent) => {
                 self.removed.remove(&pid);
                 self.options.children && self.known.contains(&parent) && self.add_child(pid, parent)
             }
-            Subject::Executing(pid) if self.removed.remove(&pid) => {
+            Subject::Executing(pid) if self.options.host.is_none() && self.removed.remove(&pid) => {
                 let is_added = self.add_process(pid, NO_PYTHON).is_ok();
                 self.times.begin(pid);
                 is_added
+            }
+            Subject::FirstThreadEnds(pid) => {
+                if let Some(rules) = &mut self.rules {
+                    rules.end_process(pid);
+                }
+                self.known.contains(&pid)
             }
             Subject::Executing(pid) | Subject::Process(pid) => self.known.contains(&pid),
         });
@@ -386,6 +402,15 @@ impl Backend for EbpfBackend {
             self.known.iter().for_each(|pid| off_cpu.add_process(*pid, began));
         }
         self.start_events()
+    }
+
+    fn set_rate(&mut self, rate: u64) {
+        if self.options.host.is_none() {
+            return;
+        }
+        self.options.rate = rate;
+        self.events.set_rate(rate);
+        let _ = self.account_off_cpu(!self.stopped); // it was written before
     }
 
     fn poll(&mut self, wait: Duration, out: &mut Vec<Event>) -> Result<bool> {

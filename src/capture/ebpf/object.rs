@@ -16,6 +16,8 @@ pub const LOAD: &str = "cannot load the BPF program";
 pub const NO_EXIST: u64 = 1;
 /// Bytes of the sample ring: some 20 ms of the deepest stacks on two CPUs, minutes of ordinary ones.
 const RING_BYTES: u32 = 32 << 20;
+/// The same for whole hosts, which are sampled at 20 Hz and less.
+const HOST_RING_BYTES: u32 = 8 << 20;
 /// Set to `5.8`, it makes the other object the only choice: to test it on a kernel that loads both.
 pub const FORCED_BY: &str = "NATIVEPROF_BPF_OBJECT";
 
@@ -40,6 +42,8 @@ pub struct MapSizes {
     pub workers: u32,
     /// Whether active spans are read; if not, the verifier leaves out the code that does.
     pub spans: bool,
+    /// Kinds of rules by which processes are sampled that are not known, as `host_rules` of the program.
+    pub host_rules: u32,
 }
 
 #[cfg(target_arch = "x86_64")]
@@ -112,15 +116,21 @@ pub fn load_first(variants: &[Variant], sizes: MapSizes, children: bool) -> Resu
 pub fn load(object: &[u8], sizes: MapSizes, children: bool) -> Result<Ebpf> {
     let want_workers = u32::from(sizes.workers > 0);
     let want_spans = u32::from(sizes.spans);
+    let ring_bytes = if sizes.host_rules == 0 {
+        RING_BYTES
+    } else {
+        HOST_RING_BYTES
+    };
     let mut bpf = EbpfLoader::new()
         .override_global("want_workers", &want_workers, true)
         .override_global("want_spans", &want_spans, true)
+        .override_global("host_rules", &sizes.host_rules, true)
         .map_max_entries("SCRATCH", sizes.slots)
         .map_max_entries("CACHE", sizes.slots)
         .map_max_entries("THREADS", sizes.threads)
         .map_max_entries("WORKERS", sizes.workers.max(1))
         .map_max_entries("PYTHON_STACKS", sizes.workers.max(1))
-        .map_max_entries("SAMPLES", RING_BYTES)
+        .map_max_entries("SAMPLES", ring_bytes)
         .load(object)
         .map_err(|e| bpf_error(LOAD, e))?;
     for name in ["sample", "calibrate"] {

@@ -2,7 +2,8 @@
 //
 // One snapshot of the running thread per tick of its CPU: user registers, the interpreter's frame chain, the user
 // stack, kernel return addresses; and the names of code objects that are new. Runs at the sample instant,
-// in the context of the sampled thread, and only reads. Ticks in processes that are not in PROCS end at once.
+// in the context of the sampled thread, and only reads. Ticks in processes that are neither in PROCS nor admitted by the rules
+// of a whole host end at once.
 // Its work is bounded: MAX_STACKS * MAX_STACK bytes of stack, MAX_FAULTS unreadable pages (and FAULTS_OF_REST in each further
 // record), MAX_FRAMES frames, MAX_COPIES code objects.
 //
@@ -20,6 +21,7 @@
 
 #include "sample/cpu.h"
 #include "sample/records.h"
+#include "sample/host.h"
 #include "sample/code_objects.h"
 #include "sample/tasks_and_spans.h"
 #include "sample/frame_walk.h"
@@ -57,12 +59,17 @@ static __always_inline __u64 stack_end(struct layout *lay, __u64 sp, __u64 tp)
 
 // Takes everything but the registers and the kernel stack, which are in `h`, and submits the record.
 static __always_inline void snapshot(__u32 slot, char *area, struct cache *c, struct layout *lay,
-				     struct kernel_facts *facts, struct turn *turn, __u64 began)
+				     struct kernel_facts *facts, struct turn *turn, __u64 began, int is_new)
 {
 	__u64 task = bpf_get_current_task(), tp = 0, sp, end, size;
 	struct head *h = (void *)area;
 	struct state *s = (void *)(area + STATE);
 
+	if (host_rules) {
+		h->flags |= HOST;
+		h->cgroup = bpf_get_current_cgroup_id();
+		bpf_get_current_comm(h->comm, sizeof(h->comm));
+	}
 	s->urgent = 0;
 	s->copies = MAX_COPIES;
 	c->sample++;
@@ -160,7 +167,8 @@ static __always_inline void snapshot(__u32 slot, char *area, struct cache *c, st
 	if (h->walk != WALK_NONE && !(h->flags & WORKER) && holds_lock(slot, h->pid))
 		h->flags |= HOLDS_LOCK;
 	// The process may have begun to run Python, or another program: the reader has to check first.
-	if (h->walk != WALK_COMPLETE && began - turn->woken > MIN_WAKE_UP_INTERVAL) {
+	// On a whole host only one that is not known is waited for, or one that runs Python.
+	if (h->walk != WALK_COMPLETE && (!host_rules || is_new || lay->runtime) && began - turn->woken > MIN_WAKE_UP_INTERVAL) {
 		turn->woken = began;
 		s->urgent = 1;
 	}
@@ -208,6 +216,7 @@ int sample(struct bpf_perf_event_data *ctx)
 	__u64 id = bpf_get_current_pid_tgid(), task;
 	__u32 pid = id >> 32, zero = 0, slot;
 	struct layout *lay = bpf_map_lookup_elem(&PROCS, &pid);
+	int is_new = 0;
 	struct kernel_facts *facts;
 	struct turn *turn;
 	struct cache *c;
@@ -216,6 +225,10 @@ int sample(struct bpf_perf_event_data *ctx)
 	long n;
 
 	// Most ticks of a busy machine, and those of an idle CPU: nothing else is done in other processes.
+	if (!lay && host_rules && is_admitted(pid)) {
+		lay = bpf_map_lookup_elem(&NO_LAYOUT, &zero);
+		is_new = 1;
+	}
 	if (!lay)
 		return 0;
 	slot = bpf_get_smp_processor_id();
@@ -272,7 +285,10 @@ int sample(struct bpf_perf_event_data *ctx)
 				h->kernel = n / 8;
 		}
 	}
-	snapshot(slot, area, c, lay, facts, turn, h->time);
+	// Threads of the kernel have none.
+	if (is_new && !(h->flags & REGS_OK))
+		return 0;
+	snapshot(slot, area, c, lay, facts, turn, h->time, is_new);
 	return 0;
 }
 

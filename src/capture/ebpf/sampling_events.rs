@@ -150,6 +150,11 @@ impl CpuEvents {
         }
     }
 
+    /// Changes the number of samples per second, from the next change of the intervals on.
+    pub fn set_rate(&mut self, rate: u64) {
+        self.rate = rate;
+    }
+
     /// Is it time to change the intervals?
     pub fn is_due(&self) -> bool {
         self.running && sys::clock::now() >= self.window.ends

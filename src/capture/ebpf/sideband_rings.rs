@@ -58,6 +58,8 @@ pub enum Subject {
     Child(Pid, Pid),
     /// One that executes a program.
     Executing(Pid),
+    /// One whose first thread exits: it ends, unless another thread executes a program or goes on.
+    FirstThreadEnds(Pid),
     Process(Pid),
 }
 
@@ -168,6 +170,7 @@ impl RawRecords {
                 perf::PERF_RECORD_COMM if u32::from(r.misc) & perf::PERF_RECORD_MISC_COMM_EXEC != 0 => {
                     Subject::Executing(pid)
                 }
+                perf::PERF_RECORD_EXIT if u32_at(body, 8) == Some(pid) => Subject::FirstThreadEnds(pid),
                 _ => Subject::Process(pid),
             };
             wants(subject).then(|| sideband::decode(r.kind, r.misc, body))??.ok()
@@ -210,7 +213,7 @@ mod tests {
                 Subject::Child(7, 1),
                 Subject::Executing(7),
                 Subject::Process(7),
-                Subject::Process(7)
+                Subject::FirstThreadEnds(7)
             ]
         );
         let times: Vec<u64> = records.decode(|_| true).iter().map(|r| r.time).collect();

@@ -227,6 +227,7 @@ impl StoppedReader {
             suspended: None,
             spans: SpanRecords::default(),
             tasks: Vec::new(),
+            host: None,
         }
     }
 

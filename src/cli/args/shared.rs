@@ -185,6 +185,7 @@ impl Sampling {
             children,
             workers: self.attribute_workers,
             spans: false,
+            host: None,
         }
     }
 }

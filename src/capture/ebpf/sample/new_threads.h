@@ -12,12 +12,20 @@ int forked(struct bpf_raw_tracepoint_args *ctx)
 	struct layout *lay = bpf_map_lookup_elem(&PROCS, &pid);
 	__u32 parent[2] = {}, child[2] = {}, ours, one = 1;
 
-	if (!lay || !facts || !facts->ids)
+	if ((!lay && !host_rules) || !facts || !facts->ids)
 		return 0;
 	bpf_probe_read_kernel(parent, sizeof(parent), (void *)(ctx->args[0] + facts->ids));
 	bpf_probe_read_kernel(child, sizeof(child), (void *)(ctx->args[1] + facts->ids));
 	// A process, not a thread; and the field is what it was taken for.
 	if (parent[1] == pid && child[0] == child[1]) {
+		// (Of a whole host, a process becomes known by its first sample.)
+		if (host_rules) {
+			if (HAS(RULE_PROCESS))
+				inherit_rule(RULE_PROCESS, pid, child[0]);
+			if (HAS(RULE_EXCLUDED))
+				inherit_rule(RULE_EXCLUDED, pid, child[0]);
+			return 0;
+		}
 		ours = child[0] & (OURS_CELLS - 1);
 		bpf_map_update_elem(&OURS, &ours, &one, BPF_ANY);
 		bpf_map_update_elem(&PROCS, &child[0], lay, BPF_ANY);

@@ -257,7 +257,7 @@ int switched_in(struct pt_regs *ctx)
 			h->kernel = n / 8;
 	}
 	user_registers(h, facts);
-	snapshot(slot, area, c, lay, facts, turn, now);
+	snapshot(slot, area, c, lay, facts, turn, now, 0);
 	return 0;
 }
 
@@ -310,7 +310,7 @@ static int resumed(void *map, __u32 *tid, struct thread *t)
 		if (h->kernel)
 			bpf_probe_read_kernel(area + HEAD, MAX_KERNEL * 8, t->stack);
 		user_registers(h, facts);
-		snapshot(facts->cpus + slot, area, c, lay, facts, turn, h->time);
+		snapshot(facts->cpus + slot, area, c, lay, facts, turn, h->time, 0);
 	}
 	release(slot);
 	return 0;

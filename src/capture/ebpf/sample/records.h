@@ -16,7 +16,7 @@
 #define MAX_FRAMES 16384
 #define MAX_CFRAMES 16384
 #define MAX_KERNEL 127
-#define HEAD (520 + 8 * (REGS - 21))
+#define HEAD (544 + 8 * (REGS - 21))
 // Bytes of scratch per CPU; a power of two, so that a mask bounds an offset. A complete record is assembled in it where
 // the stack cannot go straight into the ring. SLACK bytes follow, as many as are accessed at one offset: verifiers (6.1 and
 // older) remember the mask of an offset, but not always what it was compared with.
@@ -72,7 +72,8 @@ enum { WALK_NONE, WALK_COMPLETE, WALK_FAULT, WALK_DEEP };
 enum { TLS_NONE, TLS_KEY_GLIBC, TLS_KEY_MUSL, TLS_OFFSET, TLS_BLOCK_GLIBC, TLS_BLOCK_MUSL };
 enum { REGS_OK = 1, IN_KERNEL = 2, MORE = 4, REST = 8, CODE_COPY = 16, OFF_CPU = 32, WAKER = 64, HOLDS_LOCK = 128, WORKER = 256,
        UNCHANGED = 512, STOPPED = 1024, FROZEN = 2048,
-       DETACHED = 4096 }; // the attached thread state is none of the thread's
+       DETACHED = 4096, // the attached thread state is none of the thread's
+       HOST = 8192 };   // of a whole host: `cgroup` and `comm` are set
 enum { PART_CODE, PART_NAME, PART_QUALNAME, PART_FILENAME, PART_LINES, PARTS };
 enum { FRAME_POINTER = 1, NAME_OF_COROUTINE = 2 }; // flags of `struct running`
 enum { COUNT_LOST, COUNT_SAMPLES, COUNT_TIME, COUNTERS }; // time in ns, of all samples together
@@ -168,6 +169,9 @@ struct head {
 	// OFF_CPU: the only descriptor that the thread polled or selected, 32 bits, and the events that it waited for, 16 bits, as in
 	// `struct pollfd`. 0: none, or several.
 	__u64 polled;
+	// Of whole hosts: the thread's cgroup (v2), and its name.
+	__u64 cgroup;
+	char comm[16];
 };
 
 // A copy of a new code object: it may be freed before the reader can read it. Precedes the record of its

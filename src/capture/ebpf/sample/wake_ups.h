@@ -39,7 +39,7 @@ static __always_inline void waker_stack(__u64 *ctx, struct kernel_facts *facts, 
 			lay = &((struct state *)(area + STATE))->lay;
 			__builtin_memset(lay, 0, sizeof(*lay));
 		}
-		snapshot(facts->cpus + slot, area, c, lay, facts, turn, woken);
+		snapshot(facts->cpus + slot, area, c, lay, facts, turn, woken, 0);
 	}
 	release(slot);
 }

@@ -64,5 +64,6 @@ fn open(mode: Mode) -> Result<EbpfBackend> {
         off_cpu: OffCpuOptions::default(),
         workers: false,
         spans: false,
+        host: None,
     })
 }
