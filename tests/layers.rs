@@ -54,6 +54,7 @@ const UNSAFE: &[&str] = &[
     "capture/signal/slot.rs",
     "capture/ebpf/mod.rs",
     "capture/ebpf/interpreter_locks.rs",
+    "capture/ebpf/host_rules.rs",
     "capture/ebpf/nested_states.rs",
     "capture/ebpf/off_cpu.rs",
 ];

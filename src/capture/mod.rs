@@ -189,6 +189,11 @@ pub trait Backend {
 
     fn counts(&self) -> SampleCounts;
 
+    /// Time in the kernel that taking samples has used so far, ns, as far as it is known.
+    fn kernel_time(&self) -> u64 {
+        0
+    }
+
     /// Limits that were exceeded, as text: what there were too many of, and what is missing therefore.
     fn exceeded_limits(&self) -> Vec<String> {
         Vec::new()

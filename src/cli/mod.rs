@@ -104,6 +104,7 @@ pub fn main() -> ExitCode {
             done => done.map(drop),
         },
         args::Command::Dump(d) => commands::dump::dump(&d),
+        args::Command::Host(h) => commands::host::host(&h),
         args::Command::Top(t) => commands::top::top(&t),
         args::Command::Attach(a) => discover::find(&a.target.process())
             .and_then(|pid| commands::record::record(LiveTarget::Pid(pid), &a.common))

@@ -4,4 +4,5 @@
 pub mod budget;
 pub mod labels;
 pub mod metrics;
+pub mod recorder;
 pub mod sd_notify;

@@ -80,6 +80,20 @@ impl NameCache {
         self.named.is_empty()
     }
 
+    /// Drops what only names something while its process or thread runs: their numbers are used again.
+    pub fn forget_processes(&mut self) {
+        let is_kept = |raw: &RawFrame| {
+            matches!(
+                raw,
+                RawFrame::Python { .. } | RawFrame::Native { .. } | RawFrame::Kernel(_) | RawFrame::Truncated(_)
+            )
+        };
+        self.named.retain(|raw, _| is_kept(raw));
+        self.unnamed.retain(is_kept);
+        self.trampolines.retain(|raw, _| is_kept(raw));
+        self.anonymous.clear();
+    }
+
     /// Drops the frames; files stay open.
     pub fn clear(&mut self) {
         (self.frames, self.named, self.anonymous) = Default::default();

@@ -58,6 +58,11 @@ impl SourceFiles {
         }
     }
 
+    /// Drops the root directories of processes that are not `kept`.
+    pub fn retain_roots(&mut self, kept: &dyn Fn(Pid) -> bool) {
+        self.roots.retain(|pid, _| kept(*pid));
+    }
+
     fn root(&self, pid: Option<Pid>) -> Option<&Arc<Root>> {
         let of_process = pid.and_then(|pid| self.roots.get(&pid));
         of_process.or_else(|| self.roots.get(&self.first?))

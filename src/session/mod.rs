@@ -20,7 +20,7 @@ use crate::process::system::System;
 use crate::profile::measure::Measure;
 use crate::profile::model::{Meta, Profile};
 use crate::resolve::naming::NamingProcess;
-use crate::resolve::{self, Fetch, NameCache, ResolveInput};
+use crate::resolve::{self, Fetch, NameCache, OpenFiles, ResolveInput};
 
 mod activities;
 mod asyncio;
@@ -33,6 +33,7 @@ mod files;
 mod futexes;
 mod greenlets;
 mod inspection;
+mod instances;
 mod jit;
 mod lags;
 mod names;
@@ -60,10 +61,11 @@ mod workers;
 use activities::Activities;
 use files::Files;
 pub use inspection::Inspection;
+pub use instances::ProcessInstance;
 use names::Names;
 use process::Process;
 use processes::{KnownProcess, Processes};
-pub use recording::{FinishedRecording, Recording};
+pub use recording::{FinishedRecording, HostSegment, Recording};
 pub use segment::QualityCounts;
 use segment::Segment;
 use stacks::StackBuilder;
@@ -466,8 +468,29 @@ impl Session {
     fn close_segment(&mut self) -> Segment {
         self.forget_nodes();
         self.activities.spans.forget_labels();
-        self.names.forget_samples();
+        let processes = &self.processes;
+        self.names.forget_samples(&|pid| processes.get(pid).is_some());
         self.segment.close()
+    }
+
+    /// Ends the segment of a recording of months: also drops what is known of processes that have ended without a word of it. Returns
+    /// their numbers.
+    fn close_long_segment(&mut self) -> Vec<Pid> {
+        let system = &*self.files.system;
+        let is_gone = |known: &&KnownProcess| {
+            let process = &known.process;
+            process.started.is_none() || system.start_time(process.pid()) != process.started
+        };
+        let known = self.processes.iter().filter(is_gone);
+        let gone: Vec<Pid> = known.map(|known| known.process.pid()).collect();
+        gone.iter().for_each(|pid| self.forget(*pid));
+        self.close_segment();
+        self.naming.cache.forget_processes();
+        self.processes.forget_ended_code();
+        let OpenFiles { perf_maps, sources, .. } = &mut self.files.open;
+        perf_maps.retain(|pid, _| self.processes.get(*pid).is_some());
+        sources.retain_roots(&|pid| self.processes.get(pid).is_some());
+        gone
     }
 
     /// Drops samples before a time (of the samples' clock), and eventually the stacks that only they had.
@@ -510,6 +533,16 @@ impl Session {
     fn resolve(&mut self, start: u64, meta: Meta) -> Profile {
         self.open_symbol_sources(meta.pid);
         self.name(None, |input, _| resolve::resolve(input, start, meta))
+    }
+
+    /// Resolves the names of a segment of a recording of months: only those that are new are read. As [`Session::resolve`] otherwise.
+    fn resolve_new(&mut self, start: u64, meta: Meta) -> Profile {
+        self.name(None, |input, names| {
+            if names.len() > MAX_NAMES {
+                names.clear();
+            }
+            resolve::resolve_incremental(names, input, start, meta)
+        })
     }
 
     /// The samples of a time range, of all threads or one, as a profile; with what kept event loops also before.

@@ -15,6 +15,8 @@ pub(super) struct Names {
     pub(super) python_threads: BTreeMap<(Pid, Tid), String>,
     /// Interpreters found, as text: `CPython 3.11.7 (libpython3.11.so.1.0)`.
     pub(super) interpreters: BTreeMap<Pid, String>,
+    /// Threads that have exited and have samples.
+    ended: Vec<(Pid, Tid)>,
     /// Threads that have samples.
     sampled: FxHashMap<Pid, FxHashSet<Tid>>,
 }
@@ -77,7 +79,9 @@ impl Names {
 
     /// A thread has exited: its names are kept only if it has samples, since some programs create threads by the million.
     pub(super) fn end_thread(&mut self, pid: Pid, tid: Tid) {
-        if !self.is_sampled(pid, tid) {
+        if self.is_sampled(pid, tid) {
+            self.ended.push((pid, tid));
+        } else {
             self.threads.remove(&(pid, tid));
             self.python_threads.remove(&(pid, tid));
         }
@@ -90,8 +94,15 @@ impl Names {
         }
     }
 
-    /// There are no samples any more.
-    pub(super) fn forget_samples(&mut self) {
+    /// There are no samples any more. Those of `known` processes are kept, as far as their threads run.
+    pub(super) fn forget_samples(&mut self, known: &dyn Fn(Pid) -> bool) {
         self.sampled.clear();
+        for thread in std::mem::take(&mut self.ended) {
+            self.threads.remove(&thread);
+            self.python_threads.remove(&thread);
+        }
+        self.threads.retain(|(pid, _), _| known(*pid));
+        self.python_threads.retain(|(pid, _), _| known(*pid));
+        self.interpreters.retain(|pid, _| known(*pid));
     }
 }

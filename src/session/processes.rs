@@ -225,6 +225,11 @@ impl Processes {
         }
     }
 
+    /// Drops what names JIT code of processes that are forgotten: no sample has any.
+    pub(super) fn forget_ended_code(&mut self) {
+        self.ended_code.clear();
+    }
+
     /// Files that known processes have mapped, or whose code names JIT code of ended ones.
     pub(super) fn files(&self) -> impl Iterator<Item = ModuleId> + '_ {
         let now = self.iter().flat_map(|known| known.process.space.files());

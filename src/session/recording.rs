@@ -1,11 +1,12 @@
 //! A session with the backend that samples for it: what live recordings run.
 
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::rc::Rc;
 use std::time::{Duration, Instant, SystemTime};
 
 use super::pump::{EventPump, update_backend};
-use super::{GilCounts, Naming, QualityCounts, Session, SessionOptions, TaskCounts};
+use super::{GilCounts, Naming, ProcessInstance, QualityCounts, Session, SessionOptions, TaskCounts};
 use crate::capture::{Backend, SampleCounts};
 use crate::edges::EdgeJudge;
 use crate::error::{Error, Result};
@@ -14,9 +15,10 @@ use crate::privileges::credentials;
 use crate::privileges::credentials::Caps;
 use crate::process::launch::Launched;
 use crate::process::system::{LiveSystem, System};
-use crate::profile::measure::event_name;
+use crate::profile::measure::{Clock, Measure, event_name};
 use crate::profile::model::{Meta, Profile, Quality, StopSummary};
 use crate::resolve::Fetch;
+use crate::resolve::naming::NamingProcess;
 use crate::sys;
 use crate::sys::procfs;
 use crate::tape::recorder::{RecordingSystem, TapeRecorder};
@@ -33,6 +35,19 @@ pub struct Recording {
     /// Samples per second.
     rate: u64,
     start: RecordingStart,
+}
+
+/// A segment of a whole host's recording.
+pub struct HostSegment {
+    pub profile: Profile,
+    /// When it began.
+    pub start: SystemTime,
+    /// The processes that have samples.
+    pub processes: Vec<ProcessInstance>,
+    /// By sample of the profile's timeline, index in `processes`.
+    pub process_of_sample: Vec<u32>,
+    /// Processes that could not be opened, by the reason.
+    pub refused: BTreeMap<&'static str, u64>,
 }
 
 /// When the samples of the current segment begin.
@@ -243,6 +258,67 @@ impl Recording {
         self.session.close_segment();
         self.start = next;
         profile
+    }
+
+    /// Has another rate, in samples per second, from the next segment on. Only of a whole host.
+    pub fn set_rate(&mut self, rate: u64) {
+        self.rate = rate;
+        self.session.options.measure = Measure::period(Clock::Cpu, rate);
+        self.backend.set_rate(rate);
+    }
+
+    /// The processes that have samples in the current segment, by the number that [`HostSegment`] has of them.
+    pub fn instances(&self) -> &[ProcessInstance] {
+        &self.session.segment.instances.all
+    }
+
+    /// Ends a segment of a whole host's recording, which goes on. No capability is effective while names are read.
+    pub fn take_host_segment(&mut self) -> HostSegment {
+        let counts = self.backend.counts();
+        let next = RecordingStart {
+            counted: counts,
+            ..RecordingStart::now()
+        };
+        let began = self.start;
+        let meta = self.meta_of(&self.of_segment(counts), self.elapsed());
+        self.session.open_symbol_sources(self.pid);
+        let session = &mut self.session;
+        let profile = credentials::with_only(Caps::NONE, || session.resolve_new(began.time, meta));
+        let instances = std::mem::take(&mut session.segment.instances);
+        for pid in session.close_long_segment() {
+            self.backend.remove_process(pid);
+        }
+        self.start = next;
+        HostSegment {
+            profile: profile.unwrap_or_default(),
+            start: began.date,
+            processes: instances.all,
+            process_of_sample: instances.of_sample,
+            refused: instances.refused,
+        }
+    }
+
+    /// CPU time that reading names has taken in another process, ns.
+    pub fn naming_cpu(&self) -> u64 {
+        self.session.naming.process.as_ref().map_or(0, NamingProcess::cpu_time)
+    }
+
+    /// Drops names that were read, which are read again when they are needed, and ends the process that reads them.
+    pub fn release_memory(&mut self) {
+        self.session.naming.cache.clear();
+        if let Some(naming) = &mut self.session.naming.process {
+            naming.stop();
+        }
+    }
+
+    /// Id of the process that reads names, if it runs.
+    pub fn naming_pid(&self) -> Option<Pid> {
+        self.session.naming.process.as_ref().and_then(NamingProcess::id)
+    }
+
+    /// Time that the backend has used in the kernel while it took samples, ns, of all segments.
+    pub fn kernel_time(&self) -> u64 {
+        self.backend.kernel_time()
     }
 
     /// What is known of the recording so far.

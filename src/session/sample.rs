@@ -4,7 +4,7 @@
 use super::activities::Activities;
 use super::process_tasks::Runs;
 use super::processes::KnownProcess;
-use super::segment::Interval;
+use super::segment::{Interval, Segment};
 use super::stacks::LastStack;
 use super::states::{TimePart, call_kind};
 use super::task_source::TaskSample;
@@ -12,7 +12,7 @@ use super::wakers::{self, PendingWaker};
 use super::workers::{self, Job};
 use super::{RESCAN_INTERVAL, Session, TargetUpdate};
 use crate::counts::RawTimelineSample;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::event::{Sample, ThreadState, WaitKind};
 use crate::frame::RawFrame;
 use crate::interleave::StackQuality;
@@ -61,6 +61,11 @@ impl Session {
         let rows = self.segment.timeline.len();
         let holder = self.count(s, &parts, &built, waker.as_ref(), &mut last);
         self.stacks.keep_last(s.tid, last);
+        let started = self.processes.get(s.pid).and_then(|process| process.started);
+        let Segment {
+            instances, timeline, ..
+        } = &mut self.segment;
+        instances.add(s, started, built.quality, timeline.len());
         let (files, activities, segment) = (&self.files, &mut self.activities, &mut self.segment);
         let KnownProcess {
             process,
@@ -78,7 +83,13 @@ impl Session {
         let native = &self.stacks.native;
         let has_new_words = (activities.workers).find_inherited(&mut own.workers, s, built.quality, native);
         let is_new = built.has_new_layout || has_new_locks || has_new_tasks || has_new_spans || has_new_words;
-        self.follow_up(s, built.quality, is_new, update)
+        self.follow_up(s, built.quality, is_new, update)?;
+        // Tried again at the next sample: what was not opened may run another program by then, or be another process.
+        let is_open = self.processes.get(s.pid).is_some_and(|process| process.started.is_some());
+        if s.host.is_some() && !is_open {
+            self.forget(s.pid);
+        }
+        Ok(())
     }
 
     /// Makes the sample's process known, checks a newly found interpreter once it runs Python code, and reads the thread's name.
@@ -86,7 +97,14 @@ impl Session {
         let is_known = self.processes.get(s.pid).is_some();
         if !is_known || self.processes.is_other(&*self.files.system, s.pid) {
             // If it has exited, without its mappings the stack is only addresses: counted, with the reason.
-            let _ = self.open(s.pid, update);
+            let opened = if self.has_changed_program(s) {
+                Err(Error::no_process(s.pid))
+            } else {
+                self.open(s.pid, update)
+            };
+            if let (Err(e), Some(_)) = (opened, &s.host) {
+                self.segment.instances.refuse(s.pid, e.kind);
+            }
         }
         let KnownProcess { process, .. } = self.processes.ensure(s.pid);
         if process.space.has_copies() {
@@ -103,6 +121,13 @@ impl Session {
             self.names.python_threads.insert((s.pid, s.tid), name);
         }
         Ok(())
+    }
+
+    /// Whether a thread of a whole host has executed another program since its sample was taken: that has other mappings.
+    fn has_changed_program(&self, s: &Sample) -> bool {
+        let Some(host) = &s.host else { return false };
+        let name = self.files.system.thread_name(s.pid, s.tid);
+        name.is_some_and(|name| name != String::from_utf8_lossy(host.name()))
     }
 
     /// Finds the interpreter locks of a process that runs Python, where they are wanted. True if the backend is to be notified of

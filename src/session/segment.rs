@@ -5,6 +5,7 @@ use std::ops::Range;
 
 use rustc_hash::FxHashMap;
 
+use super::instances::Instances;
 use crate::capture::SampleCounts;
 use crate::counts::RawLag;
 use crate::counts::{FramePath, RawNode, RawTimelineSample, RawTree};
@@ -153,6 +154,8 @@ pub struct Segment {
     /// Callbacks that kept their event loop for long.
     pub(super) lags: Vec<RawLag>,
     pub quality: QualityCounts,
+    /// Of a whole host's samples.
+    pub(super) instances: Instances,
 }
 
 impl Segment {

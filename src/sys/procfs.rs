@@ -398,6 +398,13 @@ pub fn groups(status: &str) -> Vec<u32> {
         .collect()
 }
 
+/// Memory of a process, with its share of what several use, bytes (proc(5), `smaps_rollup`).
+pub fn pss(pid: Pid) -> Option<u64> {
+    let text = read_text(format!("/proc/{pid}/smaps_rollup")).ok()?;
+    let kilobytes = field(&text, "Pss")?.split_whitespace().next()?.parse::<u64>().ok()?;
+    Some(kilobytes.saturating_mul(1024))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -219,10 +219,6 @@ impl EbpfBackend {
             self.lost_sideband += raw.lost;
             // Among them may be the fork that used the number again.
             self.removed.clear();
-            if self.options.host.is_some() {
-                let (time, event) = (sys::clock::now(), Event::Lost(raw.lost));
-                self.pending.push_back(SidebandRecord { time, event });
-            }
         }
         let mut batch = raw.decode(|subject| match subject {
             // The number of one whose end was not seen.
@@ -493,6 +489,10 @@ impl Backend for EbpfBackend {
         });
         let all = [self.nested.exceeded(), self.locks.exceeded(), sideband];
         all.into_iter().flatten().collect()
+    }
+
+    fn kernel_time(&self) -> u64 {
+        self.total(COUNT_TIME)
     }
 
     fn counts(&self) -> SampleCounts {

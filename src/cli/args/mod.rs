@@ -8,10 +8,12 @@ use crate::export::FORMATS;
 use crate::profile::import::READERS;
 
 mod diff;
+mod host;
 mod push;
 mod shared;
 
 pub use diff::{DiffBy, DiffCommand, DiffFormat, Normalize};
+pub use host::{Host, HostFilterArgs};
 pub use push::PushCommand;
 pub use shared::{
     Browse, DebuginfodArg, FrameArgs, HistoryArgs, LabelArgs, ProcessRef, Sampling, SymbolArgs, TargetArg, TaskArgs,
@@ -51,6 +53,14 @@ pub enum Command {
         after_help = "Examples:\n  sudo nativeprof top 1234\n  nativeprof top -- python3 script.py\n\nPress ? for help."
     )]
     Top(Top),
+    /// Record all processes of this host for months, as a directory of segments that `report`, `diff` and `export` read
+    #[command(
+        after_help = "Examples:\n  sudo nativeprof host --dir /var/lib/nativeprof --max-cpu 1%\n  \
+                            sudo nativeprof host --dir /var/lib/nativeprof --cgroup system.slice/web.service\n  \
+                            nativeprof report /var/lib/nativeprof --last 10m\n\n\
+                            SIGTERM and Ctrl-C end it with the current segment written."
+    )]
+    Host(Host),
     /// Build a profile from a tape (a replayable recording made with `record --save-tape`); needs neither
     /// privileges nor the original machine
     #[command(after_help = "Example:\n  nativeprof replay bug.tape -o out.svg")]

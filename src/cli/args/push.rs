@@ -17,6 +17,9 @@ pub struct PushCommand {
     /// [default: OTEL_EXPORTER_OTLP_PROFILES_ENDPOINT or OTEL_EXPORTER_OTLP_ENDPOINT]
     #[arg(long, value_name = "URL")]
     pub to: Option<String>,
+    /// End when standard input is closed: by the end of the process that started this one
+    #[arg(long, hide = true)]
+    pub with_parent: bool,
     /// Send what is there, and end
     #[arg(long)]
     pub once: bool,

@@ -137,6 +137,21 @@ impl TaskArgs {
 }
 
 impl Sampling {
+    /// That of a whole host: CPU time.
+    pub fn of_host(kernel: bool) -> Sampling {
+        Sampling {
+            backend: BackendChoice::Ebpf,
+            event: EventKind::CpuClock,
+            mode: Mode::Cpu,
+            min_blocked: None,
+            wakers: false,
+            attribute_workers: false,
+            gil: false,
+            no_native: false,
+            kernel,
+        }
+    }
+
     /// What a sample amounts to; `rate` in samples per second.
     pub fn measure(&self, rate: u64) -> Measure {
         match (self.mode, self.event) {
@@ -191,7 +206,7 @@ impl Sampling {
 }
 
 /// A number and the letters after it, in lower case.
-fn number_and_unit(text: &str) -> Option<(f64, String)> {
+pub(super) fn number_and_unit(text: &str) -> Option<(f64, String)> {
     let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
     let number = digits.trim_end().parse::<f64>().ok().filter(|n| n.is_finite())?;
     Some((number, text[digits.len()..].to_ascii_lowercase()))

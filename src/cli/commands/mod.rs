@@ -5,6 +5,7 @@ pub mod diff;
 pub mod doctor;
 pub mod dump;
 pub mod export;
+pub mod host;
 pub mod merge;
 pub mod push;
 pub mod record;

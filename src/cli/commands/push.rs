@@ -1,5 +1,6 @@
 //! `push`: sends a history to a receiver.
 
+use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::sync::Mutex;
 use std::time::Duration;
@@ -77,7 +78,10 @@ pub fn push(options: &PushCommand) -> Result<bool> {
         },
         &Surroundings {
             metrics: &metrics,
-            stop: &sys::interrupts::interrupted,
+            stop: &|| {
+                sys::interrupts::interrupted()
+                    || options.with_parent && sys::files::is_hung_up(std::io::stdin().as_fd())
+            },
             renewals: &sys::interrupts::hangups,
             wait: &|wait| {
                 // It fails only without memory; then the wait is short.

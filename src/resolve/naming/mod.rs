@@ -130,6 +130,11 @@ impl NamingProcess {
         self.cpu
     }
 
+    /// Ends the process. It is started again when it is needed.
+    pub fn stop(&mut self) {
+        self.running = None;
+    }
+
     /// Starts the process, so that it is ready when it is needed.
     pub fn prepare(&mut self) {
         if self.running.is_none() {

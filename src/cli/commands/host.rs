@@ -1,0 +1,313 @@
+//! `host`: records all processes of a host as a history.
+
+use std::fmt::Write;
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant, SystemTime};
+
+use crate::capture::{HostFilter, SamplingOptions};
+use crate::cli::args::{BackendChoice, Host, HostFilterArgs, Sampling};
+use crate::cli::backend::{check_rate, open_backend};
+use crate::cli::discover;
+use crate::error::{Error, ErrorKind, Result};
+use crate::event::Pid;
+use crate::history::{Limits, Writer};
+use crate::host::labels::{LabelOptions, LabelReader};
+use crate::host::recorder::{Field, HostOptions, HostRecorder, Surroundings};
+use crate::host::sd_notify::{self, Notifier};
+use crate::privileges::credentials::{self, Caps, UserQuery};
+use crate::privileges::phases;
+use crate::session::{Grouping, Recording, SessionOptions};
+use crate::sys;
+
+/// Where cgroups of version 2 are mounted, alone or beside version 1 (cgroups(7), systemd's hybrid hierarchy).
+const MOUNTS: [&str; 2] = ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"];
+/// Cgroups that are searched for a container.
+const MAX_CGROUPS: usize = 100_000;
+/// Shortest part of a container's id: others would name several.
+const MIN_ID: usize = 6;
+/// First wait before the process that sends is started again, and the longest.
+const FIRST_RESTART: Duration = Duration::from_secs(1);
+const LONGEST_RESTART: Duration = Duration::from_secs(60);
+
+/// Records until a signal.
+///
+/// # Errors
+/// `Usage` for cgroups, containers and users that are not there; those of the history and of the backend.
+pub fn host(options: &Host) -> Result<()> {
+    check_rate(options.rate)?;
+    let filter = filter(&options.filter)?;
+    let limits = Limits {
+        keep: Some(Duration::from_secs_f64(options.keep)),
+        max_size: Some(options.max_size),
+    };
+    let writer = Writer::open(&options.dir, limits)?;
+    phases::restrict_to_setup(Caps::NONE)?;
+    sys::files::raise_file_limit();
+    sys::interrupts::install_interrupt_handler();
+    sys::interrupts::renew_at_hangup();
+    let sampling = Sampling::of_host(options.kernel);
+    let capture = SamplingOptions {
+        spans: options.spans,
+        host: Some(filter),
+        ..sampling.capture(options.rate, true)
+    };
+    let backend = open_backend(BackendChoice::Ebpf, &capture)?;
+    let session = SessionOptions {
+        grouping: Grouping::default(),
+        measure: sampling.measure(options.rate),
+        spans: options.spans,
+        thread_context: options.spans,
+        ..SessionOptions::default()
+    };
+    let mut recording = Recording::new(session, backend, options.rate, 0, None);
+    recording.name_apart(None);
+    let variable = |name: &str| std::env::var_os(name);
+    let notifier = Notifier::new(variable("NOTIFY_SOCKET").as_deref())
+        .map_err(|e| Error::io("cannot reach the service manager", e).hint("unset NOTIFY_SOCKET"))?;
+    let watchdog =
+        sd_notify::watchdog_interval(variable("WATCHDOG_USEC"), variable("WATCHDOG_PID"), std::process::id());
+    let mut sender = options.push.as_ref().map(|url| Sender::new(&options.dir, url));
+    recording.start()?;
+    phases::restrict_to_sampling(Caps::NONE)?;
+    log(
+        "started",
+        &[
+            ("dir", &options.dir.display()),
+            ("rate_hz", &options.rate),
+            ("backend", &recording.backend_name()),
+        ],
+    );
+    let mut network = || sender.as_mut().and_then(Sender::keep_running);
+    let recorder = HostRecorder::new(
+        recording,
+        writer,
+        LabelReader::new(LabelOptions {
+            include_env: options.include_env.clone(),
+            labels: options.label.clone(),
+        }),
+        HostOptions {
+            rate: options.rate,
+            segment: Duration::from_secs_f64(options.segment),
+            duration: options.duration.map(Duration::from_secs_f64),
+            max_cpu: options.max_cpu,
+            max_memory: options.max_memory,
+        },
+        Surroundings {
+            log: &log,
+            notifier: &notifier,
+            watchdog,
+            network: &mut network,
+        },
+    );
+    let done = recorder.run();
+    log("stopped", &[]);
+    done
+}
+
+/// Which processes are sampled; never our own.
+fn filter(args: &HostFilterArgs) -> Result<HostFilter> {
+    let mut cgroups = Vec::new();
+    for path in &args.cgroup {
+        cgroups.push(cgroup(path)?);
+    }
+    for id in &args.container {
+        cgroups.extend(container(id)?);
+    }
+    let mut users = Vec::new();
+    for name in &args.user {
+        users.push(user(name)?);
+    }
+    let mut processes = Vec::new();
+    for pid in &args.pid {
+        discover::check_target(*pid)?;
+        processes.push(*pid);
+        processes.extend(discover::descendants(*pid));
+    }
+    Ok(HostFilter {
+        cgroups,
+        comms: args.comm.iter().map(|name| name.as_bytes().to_vec()).collect(),
+        users,
+        processes,
+        excluded: vec![std::process::id()],
+    })
+}
+
+/// The number of a cgroup: the inode of its directory.
+fn cgroup(path: &Path) -> Result<u64> {
+    let below = path.strip_prefix("/").unwrap_or(path);
+    let places = MOUNTS.iter().map(|mount| Path::new(mount).join(below));
+    let found = std::iter::once(path.to_path_buf())
+        .chain(places)
+        .find(|place| place.starts_with(MOUNTS[0]) && place.join("cgroup.procs").exists() && is_unified(place));
+    let Some(found) = found else {
+        return Err(
+            Error::new(ErrorKind::Usage, format!("there is no cgroup {}", path.display()))
+                .why(format!(
+                    "no directory of that name is below {} (version 2)",
+                    MOUNTS.join(" or ")
+                ))
+                .hint("--cgroup with the path from /proc/PID/cgroup, in the line that begins with 0::"),
+        );
+    };
+    let metadata = fs::metadata(&found).map_err(|e| Error::io(format!("cannot read {}", found.display()), e))?;
+    Ok(metadata.ino())
+}
+
+/// Whether it is a cgroup of version 2.
+fn is_unified(path: &Path) -> bool {
+    path.join("cgroup.controllers").exists()
+}
+
+/// The cgroups of a container.
+fn container(id: &str) -> Result<Vec<u64>> {
+    if id.len() < MIN_ID {
+        return Err(
+            Error::new(ErrorKind::Usage, format!("`{id}` is too short for a container"))
+                .why(format!("at least {MIN_ID} characters of its id are needed"))
+                .hint("--container with more of the id"),
+        );
+    }
+    let mut found = Vec::new();
+    let mount = MOUNTS.iter().rev().map(PathBuf::from).find(|mount| is_unified(mount));
+    let mut left: Vec<PathBuf> = mount.into_iter().collect();
+    let mut seen = 0;
+    while let Some(directory) = left.pop() {
+        for entry in fs::read_dir(&directory).into_iter().flatten().flatten() {
+            seen += 1;
+            if seen > MAX_CGROUPS || !entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+                continue;
+            }
+            if names_container(&entry.file_name().to_string_lossy(), id) {
+                found.extend(entry.metadata().map(|metadata| metadata.ino()));
+            } else {
+                left.push(entry.path());
+            }
+        }
+    }
+    if found.is_empty() {
+        return Err(Error::new(ErrorKind::Usage, format!("there is no container {id}"))
+            .why("no cgroup (version 2) is named by this id; the container may have ended")
+            .hint("list ids with `docker ps --no-trunc`, `crictl ps` or `podman ps`"));
+    }
+    Ok(found)
+}
+
+/// Whether the name of a cgroup has an id that begins so: `ID`, `docker-ID.scope`, `cri-containerd-ID.scope`.
+fn names_container(name: &str, id: &str) -> bool {
+    let name = name.strip_suffix(".scope").unwrap_or(name);
+    name.starts_with(id) || name.rsplit_once('-').is_some_and(|(_, last)| last.starts_with(id))
+}
+
+fn user(name: &str) -> Result<u32> {
+    let number = name.parse().ok();
+    let known = || credentials::find_user(UserQuery::Name(name)).map(|user| user.uid);
+    number.or_else(known).ok_or_else(|| {
+        Error::new(ErrorKind::Usage, format!("there is no user {name}"))
+            .why("the system does not know this name, and it is not a number")
+            .hint("--user with a name or a number: `id NAME` prints it")
+    })
+}
+
+/// The process that sends segments.
+struct Sender {
+    arguments: [PathBuf; 2],
+    running: Option<Child>,
+    /// When it may be started again, and the wait after that.
+    next: Instant,
+    wait: Duration,
+}
+
+impl Sender {
+    fn new(directory: &Path, url: &str) -> Sender {
+        Sender {
+            arguments: [directory.into(), url.into()],
+            running: None,
+            next: Instant::now(),
+            wait: FIRST_RESTART,
+        }
+    }
+
+    /// Starts the process if it does not run. Returns its id.
+    fn keep_running(&mut self) -> Option<Pid> {
+        if let Some(child) = &mut self.running {
+            match child.try_wait() {
+                Ok(None) => return Some(child.id()),
+                Ok(Some(status)) => log(
+                    "push_ended",
+                    &[("status", &status), ("restart_in_s", &self.wait.as_secs())],
+                ),
+                Err(e) => log("push_ended", &[("error", &e)]),
+            }
+            self.running = None;
+            self.next = Instant::now() + self.wait;
+            self.wait = (self.wait * 2).min(LONGEST_RESTART);
+        }
+        if Instant::now() < self.next {
+            return None;
+        }
+        let [directory, url] = &self.arguments;
+        let mut command = Command::new("/proc/self/exe");
+        command
+            .arg("push")
+            .arg(directory)
+            .arg("--to")
+            .arg(url)
+            .arg("--with-parent");
+        match command.stdin(Stdio::piped()).stdout(Stdio::null()).spawn() {
+            Ok(child) => self.running = Some(child),
+            Err(e) => {
+                log("push_not_started", &[("error", &e)]);
+                self.next = Instant::now() + self.wait;
+                self.wait = (self.wait * 2).min(LONGEST_RESTART);
+            }
+        }
+        self.running.as_ref().map(Child::id)
+    }
+}
+
+/// Writes an event to standard error, as logfmt. If nothing reads it any more, the recording still continues.
+fn log(event: &str, fields: &[Field<'_>]) {
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+    let mut line = format!("time={:.3} event={event}", now.map_or(0.0, |now| now.as_secs_f64()));
+    for (key, value) in fields {
+        let value = value.to_string();
+        let is_plain = |c: char| c.is_ascii_graphic() && c != '"' && c != '=' && c != '\\';
+        let _ = if !value.is_empty() && value.chars().all(is_plain) {
+            write!(line, " {key}={value}")
+        } else {
+            // As Rust escapes text: quotes, line feeds and other control characters.
+            write!(line, " {key}={value:?}")
+        };
+    }
+    crate::cli::print_line(&line);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn containers_are_named_by_the_beginning_of_their_ids() {
+        for (name, id, expected) in [
+            ("docker-0123456789ab.scope", "012345", true),
+            ("cri-containerd-0123456789ab.scope", "0123456789ab", true),
+            ("0123456789ab", "0123456789", true),
+            ("docker-0123456789ab.scope", "456789", false),
+            ("system.slice", "012345", false),
+        ] {
+            assert_eq!(names_container(name, id), expected, "{name} {id}");
+        }
+    }
+
+    #[test]
+    fn what_is_not_there_is_refused() {
+        assert!(cgroup(Path::new("no/such/group")).is_err());
+        assert!(cgroup(Path::new("/etc")).is_err());
+        assert!(container("abc").is_err() && container("ffffffffffffffff0000").is_err());
+        assert!(user("no such user").is_err());
+        assert_eq!(user("0").ok(), Some(0));
+    }
+}
