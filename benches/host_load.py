@@ -295,7 +295,7 @@ class History:
     def __init__(self, directory):
         self.samples = collections.Counter()  # by pid
         self.time = collections.Counter()  # by pid, seconds
-        self.sums = collections.Counter()  # attributes of scopes with numbers
+        self.quality = collections.Counter()  # samples by quality
         self.rates = collections.Counter()
         for path in sorted(directory.glob("*.otlp.gz")):
             self.add(gzip.decompress(path.read_bytes()))
@@ -303,10 +303,13 @@ class History:
     def add(self, data):
         dictionary = one(data, 2, b"")
         strings = [value.decode() for field, value in fields(dictionary) if field == 5]
-        pids = {}
+        pids, numbers = {}, {}
         for at, attribute in enumerate(value for field, value in fields(dictionary) if field == 6):
-            if strings[one(attribute, 1)] == "process.pid":
-                pids[at] = one(one(attribute, 2, b""), 3)
+            key, value = strings[one(attribute, 1)], one(attribute, 2, b"")
+            if key == "process.pid":
+                pids[at] = one(value, 3)
+            elif key.startswith("nativeprof.quality.") and not key.endswith(".reasons"):
+                numbers[at] = (key.removeprefix("nativeprof.quality."), one(value, 3))
         for field, resource in fields(data):
             if field != 1:
                 continue
@@ -314,19 +317,12 @@ class History:
                 if field == 2:
                     for field, profile in fields(scope):
                         if field == 2:
-                            self.add_profile(profile, strings, pids)
-        self.add_scope(data)
+                            self.add_profile(profile, strings, pids, numbers)
 
-    def add_scope(self, data):
-        """Facts of the segment, which every scope has."""
-        resource = one(data, 1, b"")
-        scope = one(one(resource, 2, b""), 1, b"")
-        for field, attribute in fields(scope):
-            if field == 3:
-                key, value = one(attribute, 1, b"").decode(), one(attribute, 2, b"")
-                self.sums[key] += one(value, 3)
-
-    def add_profile(self, profile, strings, pids):
+    def add_profile(self, profile, strings, pids, numbers):
+        for at in packed(profile, 11):
+            if at in numbers:
+                self.quality[numbers[at][0]] += numbers[at][1]
         if strings[one(one(profile, 1, b""), 1)] != "samples":
             return
         period = one(profile, 6) * 1e-9
@@ -405,7 +401,6 @@ def main():
 
 def judge(args, history, seen):
     taken, time_taken = sum(history.samples.values()), sum(history.time.values())
-    facts = history.sums
     used_by = seen["used_by"]
     short_cpu = seen["load"] - sum(used_by.values())
     short_time = time_taken - sum(history.time[pid] for pid in used_by)
@@ -426,7 +421,7 @@ def judge(args, history, seen):
         "short-lived processes": seen["short"],
         "their samples x period / CPU time": short_time / max(short_cpu, 1e-9),
         "worst process with 1,000 samples, standard deviations": worst,
-        **{f"of samples: {key}, %": 100 * facts[key] / max(taken, 1) for key in sorted(facts)},
+        **{f"{key}, % of samples": 100 * value / max(taken, 1) for key, value in sorted(history.quality.items())},
         "rates of profiles, Hz": dict(history.rates),
         "history, KB": seen["size"] / 1e3,
     }

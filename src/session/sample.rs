@@ -85,7 +85,10 @@ impl Session {
         let is_new = built.has_new_layout || has_new_locks || has_new_tasks || has_new_spans || has_new_words;
         self.follow_up(s, built.quality, is_new, update)?;
         // Tried again at the next sample: what was not opened may run another program by then, or be another process.
-        let is_open = self.processes.get(s.pid).is_some_and(|process| process.started.is_some());
+        let is_open = self
+            .processes
+            .get(s.pid)
+            .is_some_and(|process| process.started.is_some());
         if s.host.is_some() && !is_open {
             self.forget(s.pid);
         }

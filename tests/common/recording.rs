@@ -114,7 +114,12 @@ pub struct Running {
 
 impl Running {
     /// Starts it and waits until it reports that it samples.
-    pub fn start(mut command: Command) -> Running {
+    pub fn start(command: Command) -> Running {
+        Running::start_until(command, "sampling ")
+    }
+
+    /// Starts it and waits until its messages have these words.
+    pub fn start_until(mut command: Command, words: &str) -> Running {
         let mut child = command
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
@@ -123,7 +128,7 @@ impl Running {
             .expect("nativeprof starts");
         let mut stderr = BufReader::new(child.stderr.take().expect("a pipe"));
         let mut output = String::new();
-        while !output.contains("sampling ") {
+        while !output.contains(words) {
             let read = stderr.read_line(&mut output).expect("a readable pipe");
             assert!(read > 0, "nativeprof ended before it sampled: {output}");
         }

@@ -1,0 +1,217 @@
+//! `host`: processes that are sampled before they are known, and the history that is written.
+//!
+//! Needs root, and a hierarchy of cgroups of version 2; fails with a message where one is missing.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use common::recording::{Recording, Running, TRUTH};
+use common::{Program, Scratch, each_third_python, live, nativeprof, newest_python};
+
+mod common;
+
+/// The recorder with these words, and a history in `directory`.
+fn start(directory: &Path, words: &[&str]) -> Running {
+    let mut command = nativeprof(&["host", "--segment", "1s", "--dir"]);
+    command.arg(directory).args(words);
+    Running::start_until(command, "event=started")
+}
+
+/// Ends it as a service manager does. Returns what it logged.
+fn stop(mut running: Running) -> String {
+    running.signal("TERM");
+    let done = running.finish();
+    let log = String::from_utf8_lossy(&done.stderr).into_owned();
+    assert!(done.status.success(), "{}: {log}", done.status);
+    log
+}
+
+/// What is written of a history by `export`.
+fn exported(scratch: &Scratch, directory: &Path, words: &[&str]) -> Recording {
+    let file = scratch.path("profile.json");
+    let mut command = nativeprof(&["export", "-f", "json", "-o"]);
+    let done = command.arg(&file).arg(directory).args(words).output();
+    Recording::of(&file, done.expect("nativeprof runs"))
+}
+
+/// The segments of a history, as they are: names and contents.
+fn segments(directory: &Path) -> Vec<(PathBuf, Vec<u8>)> {
+    let entries = fs::read_dir(directory).expect("a history");
+    let paths = entries.map(|entry| entry.expect("an entry").path());
+    let mut all: Vec<PathBuf> = paths
+        .filter(|path| path.extension().is_some_and(|e| e == "gz"))
+        .collect();
+    all.sort();
+    let read = |path: PathBuf| {
+        let bytes = fs::read(&path).expect("a segment");
+        (path, bytes)
+    };
+    all.into_iter().map(read).collect()
+}
+
+#[test]
+fn a_process_that_was_not_known_has_its_shares() {
+    let _live = live();
+    each_third_python(0, |python| {
+        let (scratch, mut program) = (Scratch::new(), Program::start(python.script("shares.py")));
+        let directory = scratch.path("history");
+        let mut running = start(&directory, &["-r", "1000", "--pid", &program.pid().to_string()]);
+        running.read_until("file=0000000003-");
+        let log = stop(running);
+        let truth = program.finish();
+        let r = exported(&scratch, &directory, &[]);
+        let quality = &r.profile.meta.quality;
+        let partial = quality.partial as f64 / quality.taken.max(1) as f64;
+        // Only the samples before the process was opened do not have its Python functions.
+        assert!(
+            quality.taken > 200 && partial < 0.05,
+            "{}: {quality:?}\n{log}",
+            python.name
+        );
+        r.check_calls(&python.name, &TRUTH, common::calls::SHARES);
+        r.check_shares(&python.name, &truth);
+    });
+}
+
+/// A cgroup below the root of the hierarchy of version 2, removed at the end.
+struct Cgroup(PathBuf);
+
+impl Cgroup {
+    fn new(names: &[&str]) -> Cgroup {
+        let mounts = ["/sys/fs/cgroup/unified", "/sys/fs/cgroup"];
+        let mount = mounts
+            .iter()
+            .find(|mount| Path::new(mount).join("cgroup.controllers").exists());
+        let mut path = PathBuf::from(mount.expect("a hierarchy of cgroups of version 2 at /sys/fs/cgroup[/unified]"));
+        for name in names {
+            path.push(name);
+            fs::create_dir_all(&path).expect("a cgroup can be made");
+        }
+        Cgroup(path)
+    }
+
+    fn add(&self, pid: u32) {
+        fs::write(self.0.join("cgroup.procs"), pid.to_string()).expect("the process can be moved");
+    }
+}
+
+impl Drop for Cgroup {
+    fn drop(&mut self) {
+        let mut path = self.0.clone();
+        // The processes in it have ended, or end with the test.
+        while path
+            .file_name()
+            .is_some_and(|name| name != "cgroup" && name != "unified")
+            && fs::remove_dir(&path).is_ok()
+        {
+            path.pop();
+        }
+    }
+}
+
+#[test]
+fn containers_are_sampled_and_labelled() {
+    let _live = live();
+    let id = format!("{:064x}", u128::from(std::process::id()) << 64 | 0xfeed);
+    let pod = "kubepods-burstable-pod01234567_89ab_cdef_0123_456789abcdef.slice";
+    let parent = format!("nativeprof-test-{}.slice", std::process::id());
+    let group = Cgroup::new(&[&parent, pod, &format!("cri-containerd-{id}.scope")]);
+    let (mut inside, mut outside) = (program(), program());
+    group.add(inside.pid());
+    let scratch = Scratch::new();
+    let directory = scratch.path("history");
+    let words = [
+        "-r",
+        "500",
+        "--container",
+        &id[..60],
+        "--label",
+        "team=one \"two\"\nthree",
+    ];
+    let mut running = start(&directory, &words);
+    running.read_until("file=0000000002-");
+    stop(running);
+    inside.finish();
+    outside.finish();
+    let all = exported(&scratch, &directory, &[]);
+    let of_container = exported(&scratch, &directory, &["--container", &id]);
+    assert!(
+        all.profile.meta.quality.taken > 100,
+        "{} samples",
+        all.profile.meta.quality.taken
+    );
+    assert_eq!(all.profile.meta.quality.taken, of_container.profile.meta.quality.taken);
+    let mut otlp = Vec::new();
+    for (path, bytes) in segments(&directory) {
+        let mut gz = flate2::read::GzDecoder::new(&*bytes);
+        std::io::Read::read_to_end(&mut gz, &mut otlp).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+    }
+    for text in [&*id, "01234567-89ab-cdef-0123-456789abcdef", "one \"two\"\nthree"] {
+        let is_there = otlp.windows(text.len()).any(|part| part == text.as_bytes());
+        assert!(is_there, "no label is {text}");
+    }
+}
+
+fn program() -> Program {
+    Program::start(newest_python().script("shares.py"))
+}
+
+#[test]
+fn one_recorder_writes_a_history_and_what_it_wrote_stays() {
+    let _live = live();
+    let scratch = Scratch::new();
+    let directory = scratch.path("history");
+    let mut busy = program();
+    let pid = busy.pid().to_string();
+    let mut running = start(&directory, &["--pid", &pid, "-r", "200"]);
+    let second = nativeprof(&["host", "--dir"]).arg(&directory).output();
+    let second = second.expect("nativeprof runs");
+    let said = String::from_utf8_lossy(&second.stderr).into_owned();
+    assert!(second.status.code() == Some(2) && said.contains("try:"), "{said}");
+    running.read_until("event=segment file=0");
+    running.signal("KILL");
+    drop(running.finish());
+    let before = segments(&directory);
+    assert!(!before.is_empty());
+    // As if it had been killed while it wrote.
+    fs::write(
+        directory.join(".0000000099-20261128T050041.359Z-4001.otlp.gz.tmp"),
+        "half",
+    )
+    .expect("a file");
+    stop(start(&directory, &["--pid", &pid, "-r", "200"]));
+    busy.finish();
+    let after = segments(&directory);
+    assert_eq!(before[..], after[..before.len()], "closed segments have changed");
+    let names = fs::read_dir(&directory)
+        .expect("a history")
+        .map(|entry| entry.expect("an entry").file_name());
+    let names: Vec<String> = names.map(|name| name.to_string_lossy().into_owned()).collect();
+    assert!(!names.iter().any(|name| name.ends_with(".tmp")), "{names:?}");
+}
+
+#[test]
+fn wrong_words_are_explained() {
+    let scratch = Scratch::new();
+    let directory = scratch.path("history");
+    let ours = |words: &[&str]| -> Output {
+        let mut command: Command = nativeprof(&["host", "--dir"]);
+        command.arg(&directory).args(words).output().expect("nativeprof runs")
+    };
+    for (words, expected) in [
+        (&["--cgroup", "no/such/group"][..], "there is no cgroup no/such/group"),
+        (
+            &["--container", "ffffffffffffffff"],
+            "there is no container ffffffffffffffff",
+        ),
+        (&["--user", "no such user"], "there is no user no such user"),
+        (&["--pid", "4000000"], "no process"),
+        (&["--max-cpu", "none"], "percent"),
+        (&["--keep", "soon"], "an age is a number"),
+    ] {
+        let done = ours(words);
+        let said = String::from_utf8_lossy(&done.stderr).into_owned();
+        assert!(!done.status.success() && said.contains(expected), "{words:?}: {said}");
+    }
+}
