@@ -3,6 +3,7 @@
 
 pub mod budget;
 pub mod labels;
+pub mod logs;
 pub mod metrics;
 pub mod recorder;
 pub mod sd_notify;
