@@ -5,5 +5,6 @@ pub mod budget;
 pub mod labels;
 pub mod logs;
 pub mod metrics;
+pub mod metrics_server;
 pub mod recorder;
 pub mod sd_notify;
