@@ -140,6 +140,10 @@ impl Directory {
 }
 
 const LOCK: &str = "lock";
+/// The recorder's metrics, as Prometheus' text.
+pub const METRICS: &str = "metrics.prom";
+/// The same while they are written.
+const UNFINISHED_METRICS: &str = ".metrics.prom.tmp";
 
 fn is_ours(name: &str) -> bool {
     // Cursors, and what a sender that was stopped has left of one.
@@ -147,7 +151,7 @@ fn is_ours(name: &str) -> bool {
         .strip_prefix('.')
         .and_then(|name| name.strip_suffix(".tmp"))
         .unwrap_or(name);
-    name == LOCK || cursor.starts_with("push-") && cursor.ends_with(".cursor")
+    [LOCK, METRICS, UNFINISHED_METRICS].contains(&name) || cursor.starts_with("push-") && cursor.ends_with(".cursor")
 }
 
 /// Whether it is the name of a segment that is being written.

@@ -11,7 +11,7 @@ use flate2::Compression;
 use flate2::write::GzEncoder;
 
 use super::name::SegmentName;
-use super::{Directory, Entry, LOCK, temporary};
+use super::{Directory, Entry, LOCK, METRICS, UNFINISHED_METRICS, temporary};
 use crate::error::{Error, ErrorKind, Result};
 use crate::sys::files;
 
@@ -163,8 +163,22 @@ impl Writer {
         file.sync_all()?;
         let size = file.metadata()?.len();
         fs::rename(unfinished, self.path.join(name.to_string()))?;
-        self.directory.sync_all()?;
+        // The segment is there. If its name is not safe from a power failure, that is no reason to write it twice.
+        let _ = self.directory.sync_all();
         Ok(size)
+    }
+
+    /// Writes the recorder's metrics beside the segments, as a file that others replace whole.
+    ///
+    /// # Errors
+    /// If it cannot be written.
+    pub fn write_metrics(&self, text: &str) -> io::Result<()> {
+        let unfinished = self.path.join(UNFINISHED_METRICS);
+        let mut options = File::options();
+        let file = options.write(true).create(true).truncate(true).mode(0o640);
+        let mut file = file.custom_flags(libc::O_NOFOLLOW).open(&unfinished)?;
+        file.write_all(text.as_bytes())?;
+        fs::rename(unfinished, self.path.join(METRICS))
     }
 
     /// Drops the oldest segments, but never the last one.

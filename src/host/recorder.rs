@@ -8,6 +8,8 @@ use rustc_hash::FxHashMap;
 
 use super::budget::{Budget, NextRate, Used};
 use super::labels::LabelReader;
+use super::logs::Log;
+use super::metrics::HostMetrics;
 use super::sd_notify::Notifier;
 use crate::error::{Error, Result};
 use crate::event::Pid;
@@ -36,13 +38,9 @@ pub struct HostOptions {
     pub max_memory: Option<u64>,
 }
 
-/// A value of an event.
-pub type Field<'a> = (&'a str, &'a dyn Display);
-
 /// What the recorder needs besides the recording.
 pub struct Surroundings<'a> {
-    /// Writes an event to the log: its name, and what is to be known of it.
-    pub log: &'a dyn Fn(&str, &[Field<'_>]),
+    pub log: &'a Log,
     /// Tells the service manager.
     pub notifier: &'a Notifier,
     /// How often it wants to hear that this runs.
@@ -64,6 +62,8 @@ pub struct HostRecorder<'a> {
     resources: Vec<Rc<Vec<(String, String)>>>,
     /// CPU time of all processes of nativeprof at the last segment's end, seconds.
     cpu: f64,
+    began: Instant,
+    metrics: HostMetrics,
 }
 
 impl<'a> HostRecorder<'a> {
@@ -84,6 +84,8 @@ impl<'a> HostRecorder<'a> {
             rate: options.rate,
             resources: Vec::new(),
             cpu: 0.0,
+            began: Instant::now(),
+            metrics: HostMetrics::default(),
             options,
         }
     }
@@ -146,6 +148,7 @@ impl<'a> HostRecorder<'a> {
         let (samples, lost) = (segment.profile.timeline.len(), segment.profile.meta.quality.lost);
         let start = segment.start;
         let processes = segment.processes.len();
+        self.count(&segment);
         let written = if samples == 0 && lost == 0 {
             Ok(None)
         } else {
@@ -153,7 +156,7 @@ impl<'a> HostRecorder<'a> {
             self.writer.write(start, elapsed, &message).map(Some)
         };
         let log = self.surroundings.log;
-        let cpu = self.cpu_time(network);
+        let cpu = self.measure_cpu(network);
         let used = Used {
             elapsed: elapsed.as_secs_f64(),
             cpu: (cpu - self.cpu).max(0.0),
@@ -167,7 +170,9 @@ impl<'a> HostRecorder<'a> {
                     Some((name, dropped)) => (name.to_string(), dropped.segments),
                     None => ("none, no samples".into(), 0),
                 };
-                log(
+                self.metrics.segments_written += u64::from(written.is_some());
+                self.metrics.segments_dropped += dropped;
+                log.event(
                     "segment",
                     &[
                         ("file", &name),
@@ -181,14 +186,44 @@ impl<'a> HostRecorder<'a> {
                 );
             }
             Err(Error { what, why, hint, .. }) => {
-                log(
-                    "segment_lost",
-                    &[("error", &what), ("why", &why), ("try", &hint), ("samples", &samples)],
-                );
+                *self.metrics.errors.entry("segment_lost".into()).or_default() += 1;
+                log.error("segment_lost", &why, &[("error", &what), ("try", &hint)]);
             }
         }
         self.keep_budget(used);
         self.keep_memory(network);
+        self.write_metrics();
+    }
+
+    /// Adds a segment to the metrics.
+    fn count(&mut self, segment: &HostSegment) {
+        let quality = &segment.profile.meta.quality;
+        let metrics = &mut self.metrics;
+        for (name, samples) in [
+            ("exact", quality.exact),
+            ("repaired", quality.repaired),
+            ("partial", quality.partial),
+        ] {
+            *metrics.samples.entry(name.into()).or_default() += samples;
+        }
+        *metrics.samples_lost.entry("all".into()).or_default() += quality.lost;
+        let refused: u64 = segment.refused.values().sum();
+        let seen = segment.processes.len() as u64;
+        metrics.processes_seen += seen;
+        metrics.processes_opened += seen.saturating_sub(refused);
+        for (reason, processes) in &segment.refused {
+            *metrics.processes_refused.entry((*reason).into()).or_default() += processes;
+        }
+    }
+
+    /// Writes the metrics beside the segments, for what serves them.
+    fn write_metrics(&mut self) {
+        self.metrics.rate_hertz = self.rate as f64;
+        self.metrics.history_bytes = self.writer.size().1;
+        self.metrics.uptime_seconds = self.began.elapsed().as_secs_f64();
+        if let Err(e) = self.writer.write_metrics(&self.metrics.text()) {
+            self.surroundings.log.error("metrics_not_written", &e.to_string(), &[]);
+        }
     }
 
     /// Gives the next segment the rate that the budget allows.
@@ -197,19 +232,20 @@ impl<'a> HostRecorder<'a> {
         let NextRate { rate, is_kept } = budget.next_rate(used);
         if !is_kept {
             let limit = format!("{:.2}", 100.0 * self.options.max_cpu.unwrap_or(0.0));
-            (self.surroundings.log)(
+            self.surroundings.log.error(
                 "budget_exceeded",
+                "cpu",
                 &[
                     ("max_cpu_percent", &limit),
-                    (
-                        "why",
-                        &"the lowest rate costs more; sample fewer processes, or allow more",
-                    ),
+                    ("why", &"the lowest rate costs more"),
+                    ("try", &"sample fewer processes, or a larger --max-cpu"),
                 ],
             );
         }
         if rate != self.rate {
-            (self.surroundings.log)("rate", &[("from_hz", &self.rate), ("to_hz", &rate)]);
+            self.surroundings
+                .log
+                .event("rate", &[("from_hz", &self.rate), ("to_hz", &rate)]);
             self.rate = rate;
             self.recording.set_rate(rate);
         }
@@ -217,30 +253,47 @@ impl<'a> HostRecorder<'a> {
 
     /// Drops what can be read again, if all processes of nativeprof use too much memory.
     fn keep_memory(&mut self, network: Option<Pid>) {
+        let parts = [
+            ("sampler", Some(std::process::id())),
+            ("naming", self.recording.naming_pid()),
+            ("network", network),
+        ];
+        let mut used = 0;
+        for (part, pid) in parts {
+            let bytes = pid.and_then(procfs::pss).unwrap_or(0);
+            used += bytes;
+            self.metrics.memory_bytes.insert(part.into(), bytes);
+        }
         let Some(limit) = self.options.max_memory else { return };
-        let own = std::process::id();
-        let naming = self.recording.naming_pid();
-        let used: u64 = [Some(own), naming, network]
-            .into_iter()
-            .flatten()
-            .filter_map(procfs::pss)
-            .sum();
         if used > limit {
             self.recording.release_memory();
-            (self.surroundings.log)("memory_exceeded", &[("bytes", &used), ("max_bytes", &limit)]);
+            let fields: [(_, &dyn Display); 2] = [("bytes", &used), ("max_bytes", &limit)];
+            self.surroundings.log.error("memory_exceeded", "memory", &fields);
         }
     }
 
     /// CPU time of all processes of nativeprof and of the BPF programs, seconds.
-    fn cpu_time(&self, network: Option<Pid>) -> f64 {
-        let of_network = network.and_then(sys::clock::cpu_time_of).unwrap_or(0);
-        let own = sys::clock::process_cpu_time() + self.recording.naming_cpu();
-        (own + of_network + self.recording.kernel_time()) as f64 * 1e-9
+    fn measure_cpu(&mut self, network: Option<Pid>) -> f64 {
+        let parts = [
+            ("sampler", sys::clock::process_cpu_time()),
+            ("naming", self.recording.naming_cpu()),
+            ("network", network.and_then(sys::clock::cpu_time_of).unwrap_or(0)),
+            ("bpf", self.recording.kernel_time()),
+        ];
+        let mut all = 0.0;
+        for (part, nanoseconds) in parts {
+            let seconds = nanoseconds as f64 * 1e-9;
+            all += seconds;
+            self.metrics.cpu_seconds.insert(part.into(), seconds);
+        }
+        all
     }
 
     fn notify(&self, sent: std::io::Result<()>) {
         if let Err(e) = sent {
-            (self.surroundings.log)("service_manager", &[("error", &e)]);
+            self.surroundings
+                .log
+                .error("service_manager_not_reached", &e.to_string(), &[]);
         }
     }
 }

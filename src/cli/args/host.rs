@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use clap::Args;
+use clap::{Args, ValueEnum};
 
 use super::pid;
 use super::shared::{number_and_unit, seconds};
@@ -47,6 +47,9 @@ pub struct Host {
     /// Stop after this time
     #[arg(short, long, value_name = "SECONDS", value_parser = seconds)]
     pub duration: Option<f64>,
+    /// Form of the log on standard error
+    #[arg(long, value_enum, value_name = "FORMAT", default_value_t = LogFormatArg::Logfmt)]
+    pub log_format: LogFormatArg,
     /// Also send each segment to this receiver, as `push` does; OTEL_EXPORTER_OTLP_* variables have headers and certificates
     #[arg(long, value_name = "URL")]
     pub push: Option<String>,
@@ -70,6 +73,15 @@ pub struct HostFilterArgs {
     /// Only this process and its children
     #[arg(short, long, value_name = "PID", value_parser = pid)]
     pub pid: Vec<u32>,
+}
+
+/// How events are logged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum LogFormatArg {
+    /// Words `key=value`
+    Logfmt,
+    /// An object per line
+    Json,
 }
 
 /// Bytes: `500M`, `2G`; units are powers of 1000, or of 1024 with an `i`.

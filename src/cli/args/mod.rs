@@ -13,7 +13,7 @@ mod push;
 mod shared;
 
 pub use diff::{DiffBy, DiffCommand, DiffFormat, Normalize};
-pub use host::{Host, HostFilterArgs};
+pub use host::{Host, HostFilterArgs, LogFormatArg};
 pub use push::PushCommand;
 pub use shared::{
     Browse, DebuginfodArg, FrameArgs, HistoryArgs, LabelArgs, ProcessRef, Sampling, SymbolArgs, TargetArg, TaskArgs,

@@ -1,21 +1,21 @@
 //! `host`: records all processes of a host as a history.
 
-use std::fmt::Write;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
 use crate::capture::{HostFilter, SamplingOptions};
-use crate::cli::args::{BackendChoice, Host, HostFilterArgs, Sampling};
+use crate::cli::args::{BackendChoice, Host, HostFilterArgs, LogFormatArg, Sampling};
 use crate::cli::backend::{check_rate, open_backend};
 use crate::cli::discover;
 use crate::error::{Error, ErrorKind, Result};
 use crate::event::Pid;
 use crate::history::{Limits, Writer};
 use crate::host::labels::{LabelOptions, LabelReader};
-use crate::host::recorder::{Field, HostOptions, HostRecorder, Surroundings};
+use crate::host::logs::{Log, LogFormat};
+use crate::host::recorder::{HostOptions, HostRecorder, Surroundings};
 use crate::host::sd_notify::{self, Notifier};
 use crate::privileges::credentials::{self, Caps, UserQuery};
 use crate::privileges::phases;
@@ -69,10 +69,14 @@ pub fn host(options: &Host) -> Result<()> {
         .map_err(|e| Error::io("cannot reach the service manager", e).hint("unset NOTIFY_SOCKET"))?;
     let watchdog =
         sd_notify::watchdog_interval(variable("WATCHDOG_USEC"), variable("WATCHDOG_PID"), std::process::id());
+    let log = Log::new(match options.log_format {
+        LogFormatArg::Logfmt => LogFormat::Logfmt,
+        LogFormatArg::Json => LogFormat::Json,
+    });
     let mut sender = options.push.as_ref().map(|url| Sender::new(&options.dir, url));
     recording.start()?;
     phases::restrict_to_sampling(Caps::NONE)?;
-    log(
+    log.event(
         "started",
         &[
             ("dir", &options.dir.display()),
@@ -80,7 +84,7 @@ pub fn host(options: &Host) -> Result<()> {
             ("backend", &recording.backend_name()),
         ],
     );
-    let mut network = || sender.as_mut().and_then(Sender::keep_running);
+    let mut network = || sender.as_mut().and_then(|sender| sender.keep_running(&log));
     let recorder = HostRecorder::new(
         recording,
         writer,
@@ -103,7 +107,7 @@ pub fn host(options: &Host) -> Result<()> {
         },
     );
     let done = recorder.run();
-    log("stopped", &[]);
+    log.event("stopped", &[]);
     done
 }
 
@@ -231,15 +235,15 @@ impl Sender {
     }
 
     /// Starts the process if it does not run. Returns its id.
-    fn keep_running(&mut self) -> Option<Pid> {
+    fn keep_running(&mut self, log: &Log) -> Option<Pid> {
         if let Some(child) = &mut self.running {
             match child.try_wait() {
                 Ok(None) => return Some(child.id()),
-                Ok(Some(status)) => log(
-                    "push_ended",
-                    &[("status", &status), ("restart_in_s", &self.wait.as_secs())],
-                ),
-                Err(e) => log("push_ended", &[("error", &e)]),
+                Ok(Some(status)) => {
+                    let wait = self.wait.as_secs();
+                    log.error("push_ended", &status.to_string(), &[("restart_in_s", &wait)]);
+                }
+                Err(e) => log.error("push_ended", &e.to_string(), &[]),
             }
             self.running = None;
             self.next = Instant::now() + self.wait;
@@ -259,30 +263,13 @@ impl Sender {
         match command.stdin(Stdio::piped()).stdout(Stdio::null()).spawn() {
             Ok(child) => self.running = Some(child),
             Err(e) => {
-                log("push_not_started", &[("error", &e)]);
+                log.error("push_not_started", &e.to_string(), &[]);
                 self.next = Instant::now() + self.wait;
                 self.wait = (self.wait * 2).min(LONGEST_RESTART);
             }
         }
         self.running.as_ref().map(Child::id)
     }
-}
-
-/// Writes an event to standard error, as logfmt. If nothing reads it any more, the recording still continues.
-fn log(event: &str, fields: &[Field<'_>]) {
-    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
-    let mut line = format!("time={:.3} event={event}", now.map_or(0.0, |now| now.as_secs_f64()));
-    for (key, value) in fields {
-        let value = value.to_string();
-        let is_plain = |c: char| c.is_ascii_graphic() && c != '"' && c != '=' && c != '\\';
-        let _ = if !value.is_empty() && value.chars().all(is_plain) {
-            write!(line, " {key}={value}")
-        } else {
-            // As Rust escapes text: quotes, line feeds and other control characters.
-            write!(line, " {key}={value:?}")
-        };
-    }
-    crate::cli::print_line(&line);
 }
 
 #[cfg(test)]
