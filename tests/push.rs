@@ -2,8 +2,9 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpListener;
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Output, Stdio};
 
@@ -353,6 +354,43 @@ fn segments_are_sent_when_they_are_closed_and_a_signal_ends_it() {
     signal(&child, "-TERM");
     assert!(child.wait().expect("ended").success());
     assert!(receiver.end().is_empty());
+}
+
+#[test]
+fn metrics_are_served_while_it_sends() {
+    let scratch = Scratch::new();
+    let socket = scratch.path("metrics");
+    let mut receiver = Receiver::start("400");
+    let address = format!("unix:{}", socket.display());
+    add_segments(scratch.directory(), 1..=2);
+    let mut child = push(scratch.directory(), &receiver.url(), &["--metrics", &address])
+        .spawn()
+        .expect("nativeprof starts");
+    // Before the second segment is sent, the first one is counted.
+    let _ = (receiver.next(), receiver.next());
+    let mut stream = UnixStream::connect(&socket).expect("a connection");
+    stream.write_all(b"GET /metrics HTTP/1.1\r\n\r\n").expect("sent");
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).expect("an answer");
+    for line in [
+        "HTTP/1.1 200 OK",
+        "nativeprof_push_messages_total{code=\"400\"} 1",
+        "# TYPE nativeprof_push_queue_segments gauge",
+    ] {
+        assert!(answer.lines().any(|found| found == line), "{line}:\n{answer}");
+    }
+    // The thread that serves does not take the signal from the one that waits.
+    signal(&child, "-TERM");
+    assert!(child.wait().expect("it ends").success());
+    receiver.end();
+
+    let busy = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let address = busy.local_addr().expect("an address").to_string();
+    let refused = push(scratch.directory(), "http://127.0.0.1:1", &["--metrics", &address])
+        .output()
+        .expect("nativeprof runs");
+    assert!(!refused.status.success());
+    assert!(errors(&refused).contains(&format!("cannot serve metrics at {address}")));
 }
 
 fn signal(child: &Child, name: &str) {

@@ -2,12 +2,13 @@
 
 use std::os::fd::AsFd;
 use std::path::PathBuf;
-use std::sync::Mutex;
-use std::time::Duration;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, SystemTime};
 
 use crate::cli::args::PushCommand;
 use crate::cli::print_status;
 use crate::error::{Error, ErrorKind, Result};
+use crate::host::metrics_server::{self, MetricsListener};
 use crate::privileges::phases;
 use crate::push::{self, Backoff, CredentialFiles, Endpoint, PushMetrics, PushOptions, Surroundings};
 use crate::sys;
@@ -62,7 +63,10 @@ pub fn push(options: &PushCommand) -> Result<bool> {
     let compress = of_profiles("COMPRESSION").as_deref() != Some("none");
     let mut receiver = push::connect(&endpoint, files, timeout, compress)?;
     let longest = Duration::from_secs_f64(options.longest_wait);
-    let metrics = Mutex::new(PushMetrics::default());
+    let metrics = Arc::new(Mutex::new(PushMetrics::default()));
+    if let Some(address) = &options.metrics {
+        serve_metrics(address, metrics.clone())?;
+    }
     push::run(
         &options.directory,
         &endpoint,
@@ -90,4 +94,24 @@ pub fn push(options: &PushCommand) -> Result<bool> {
             print: &print_status,
         },
     )
+}
+
+/// Serves metrics at the address until the process ends.
+fn serve_metrics(address: &str, metrics: Arc<Mutex<PushMetrics>>) -> Result<()> {
+    let text = move || {
+        let metrics = metrics.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        metrics.text(SystemTime::now())
+    };
+    let serve = || {
+        let listener = MetricsListener::bind(address)?;
+        let address = listener.address()?;
+        metrics_server::serve(listener, text)?;
+        Ok(address)
+    };
+    let address = serve().map_err(|e| {
+        Error::io(format!("cannot serve metrics at {address}"), e)
+            .hint("name a free port or a socket: --metrics 127.0.0.1:7071, --metrics unix:/run/nativeprof/metrics")
+    })?;
+    print_status(&format!("metrics are served at {address}"));
+    Ok(())
 }
