@@ -473,8 +473,8 @@ impl Session {
         self.segment.close()
     }
 
-    /// Ends the segment of a recording of months: also drops what is known of processes that have ended without a word of it. Returns
-    /// their numbers.
+    /// Ends the segment of a recording of months: also drops what is known of processes that have ended without a word of it.
+    /// Returns their numbers.
     fn close_long_segment(&mut self) -> Vec<Pid> {
         let system = &*self.files.system;
         let is_gone = |known: &&KnownProcess| {
@@ -535,7 +535,7 @@ impl Session {
         self.name(None, |input, _| resolve::resolve(input, start, meta))
     }
 
-    /// Resolves the names of a segment of a recording of months: only those that are new are read. As [`Session::resolve`] otherwise.
+    /// Resolves the names of a segment of a recording of months, as [`Session::resolve`]: only those that are new are read.
     fn resolve_new(&mut self, start: u64, meta: Meta) -> Profile {
         self.name(None, |input, names| {
             if names.len() > MAX_NAMES {

@@ -53,6 +53,10 @@ pub struct Host {
     /// Also send each segment to this receiver, as `push` does; OTEL_EXPORTER_OTLP_* variables have headers and certificates
     #[arg(long, value_name = "URL")]
     pub push: Option<String>,
+    /// With --push: serve metrics for Prometheus at GET /metrics of a port, such as 127.0.0.1:7071, or of a Unix socket, such as
+    /// unix:/run/nativeprof/metrics. Without it they are in DIR/metrics.prom
+    #[arg(long, value_name = "ADDRESS", requires = "push")]
+    pub metrics: Option<String>,
 }
 
 /// Which processes to sample. Without any of these, all.

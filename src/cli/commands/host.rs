@@ -1,5 +1,6 @@
 //! `host`: records all processes of a host as a history.
 
+use std::ffi::OsString;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -73,7 +74,10 @@ pub fn host(options: &Host) -> Result<()> {
         LogFormatArg::Logfmt => LogFormat::Logfmt,
         LogFormatArg::Json => LogFormat::Json,
     });
-    let mut sender = options.push.as_ref().map(|url| Sender::new(&options.dir, url));
+    let mut sender = options
+        .push
+        .as_ref()
+        .map(|url| Sender::new(&options.dir, url, options.metrics.as_deref()));
     recording.start()?;
     phases::restrict_to_sampling(Caps::NONE)?;
     log.event(
@@ -217,7 +221,8 @@ fn user(name: &str) -> Result<u32> {
 
 /// The process that sends segments.
 struct Sender {
-    arguments: [PathBuf; 2],
+    /// Those of `push`.
+    arguments: Vec<OsString>,
     running: Option<Child>,
     /// When it may be started again, and the wait after that.
     next: Instant,
@@ -225,9 +230,14 @@ struct Sender {
 }
 
 impl Sender {
-    fn new(directory: &Path, url: &str) -> Sender {
+    fn new(directory: &Path, url: &str, metrics: Option<&str>) -> Sender {
+        let mut arguments: Vec<OsString> = vec!["push".into(), directory.into(), "--to".into(), url.into()];
+        arguments.push("--with-parent".into());
+        if let Some(address) = metrics {
+            arguments.extend(["--metrics".into(), address.into()]);
+        }
         Sender {
-            arguments: [directory.into(), url.into()],
+            arguments,
             running: None,
             next: Instant::now(),
             wait: FIRST_RESTART,
@@ -252,14 +262,8 @@ impl Sender {
         if Instant::now() < self.next {
             return None;
         }
-        let [directory, url] = &self.arguments;
         let mut command = Command::new("/proc/self/exe");
-        command
-            .arg("push")
-            .arg(directory)
-            .arg("--to")
-            .arg(url)
-            .arg("--with-parent");
+        command.args(&self.arguments);
         match command.stdin(Stdio::piped()).stdout(Stdio::null()).spawn() {
             Ok(child) => self.running = Some(child),
             Err(e) => {

@@ -1,13 +1,16 @@
 //! `push`: sends a history to a receiver.
 
+use std::fs::File;
+use std::io::Read;
 use std::os::fd::AsFd;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use crate::cli::args::PushCommand;
 use crate::cli::print_status;
 use crate::error::{Error, ErrorKind, Result};
+use crate::history;
 use crate::host::metrics_server::{self, MetricsListener};
 use crate::privileges::phases;
 use crate::push::{self, Backoff, CredentialFiles, Endpoint, PushMetrics, PushOptions, Surroundings};
@@ -17,6 +20,8 @@ use crate::sys;
 const FIRST_WAIT: Duration = Duration::from_secs(1);
 /// How often a directory is looked at: segments have a minute each.
 const POLL: Duration = Duration::from_secs(1);
+/// Bytes of the recorder's metrics that are read.
+const MAX_METRICS: u64 = 1 << 20;
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Sends until a signal ends it, or with `--once` what is there. Whether all was accepted.
@@ -65,7 +70,7 @@ pub fn push(options: &PushCommand) -> Result<bool> {
     let longest = Duration::from_secs_f64(options.longest_wait);
     let metrics = Arc::new(Mutex::new(PushMetrics::default()));
     if let Some(address) = &options.metrics {
-        serve_metrics(address, metrics.clone())?;
+        serve_metrics(address, metrics.clone(), &options.directory)?;
     }
     push::run(
         &options.directory,
@@ -96,11 +101,18 @@ pub fn push(options: &PushCommand) -> Result<bool> {
     )
 }
 
-/// Serves metrics at the address until the process ends.
-fn serve_metrics(address: &str, metrics: Arc<Mutex<PushMetrics>>) -> Result<()> {
+/// Serves metrics at the address until the process ends: those of sending, after those that the recorder last wrote beside its
+/// segments.
+fn serve_metrics(address: &str, metrics: Arc<Mutex<PushMetrics>>, directory: &Path) -> Result<()> {
+    let of_recorder = directory.join(history::METRICS);
     let text = move || {
         let metrics = metrics.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        metrics.text(SystemTime::now())
+        let file = File::open(&of_recorder).map(|file| file.take(MAX_METRICS));
+        let mut text = String::new();
+        if file.is_ok_and(|mut file| file.read_to_string(&mut text).is_err()) {
+            text.clear();
+        }
+        text + &metrics.text(SystemTime::now())
     };
     let serve = || {
         let listener = MetricsListener::bind(address)?;
