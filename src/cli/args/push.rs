@@ -41,8 +41,8 @@ pub struct PushCommand {
     /// Largest message before compression; most receivers take 4 MiB
     #[arg(long, value_name = "BYTES", default_value = "4M", value_parser = message_size)]
     pub max_message: usize,
-    /// Serve metrics of sending and recording for Prometheus at GET /metrics of a port, such as 127.0.0.1:7071, or of a Unix socket, such as
-    /// unix:/run/nativeprof/metrics
+    /// Serve metrics of sending and recording for Prometheus at GET /metrics of a port, such as 127.0.0.1:7071, or of a Unix
+    /// socket, such as unix:/run/nativeprof/metrics
     #[arg(long, value_name = "ADDRESS", conflicts_with = "once")]
     pub metrics: Option<String>,
     /// How long a message may take, with its answer [default: OTEL_EXPORTER_OTLP_TIMEOUT, else 10s]

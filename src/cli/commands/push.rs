@@ -108,11 +108,11 @@ fn serve_metrics(address: &str, metrics: Arc<Mutex<PushMetrics>>, directory: &Pa
     let text = move || {
         let metrics = metrics.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let file = File::open(&of_recorder).map(|file| file.take(MAX_METRICS));
-        let mut text = String::new();
-        if file.is_ok_and(|mut file| file.read_to_string(&mut text).is_err()) {
+        let mut text = Vec::new();
+        if file.is_ok_and(|mut file| file.read_to_end(&mut text).is_err()) {
             text.clear();
         }
-        text + &metrics.text(SystemTime::now())
+        String::from_utf8_lossy(&text).into_owned() + &metrics.text(SystemTime::now())
     };
     let serve = || {
         let listener = MetricsListener::bind(address)?;
