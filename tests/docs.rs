@@ -22,6 +22,7 @@ const DOCUMENTS: &[&str] = &[
     "docs/architecture.md",
     "docs/formats.md",
     "docs/guide.md",
+    "docs/production.md",
 ];
 
 /// The PID in the text; replaced by that of a running process.
@@ -322,7 +323,8 @@ fn every_format_is_in_the_guide() {
 fn every_option_exists() {
     let mut known = BTreeSet::new();
     for name in [
-        "record", "attach", "dump", "top", "report", "diff", "merge", "export", "doctor", "selftest", "replay", "push",
+        "record", "attach", "dump", "top", "report", "diff", "merge", "export", "doctor", "selftest", "replay", "host",
+        "push",
     ] {
         let help = nativeprof(&[name, "--help"]).output().expect("nativeprof starts");
         let help = String::from_utf8_lossy(&help.stdout).into_owned();

@@ -136,7 +136,8 @@ impl<'a> HostRecorder<'a> {
     /// Reads the labels of processes that are new in this segment: they may be about to exit.
     fn read_labels(&mut self) {
         for instance in self.recording.instances().iter().skip(self.resources.len()) {
-            self.resources.push(self.labels.resource(instance.pid, instance.cgroup));
+            self.resources
+                .push(self.labels.resource(instance.pid, instance.cgroup, &instance.comm));
         }
     }
 

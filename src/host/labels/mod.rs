@@ -12,6 +12,10 @@ use crate::event::Pid;
 use crate::sys::procfs;
 
 mod cgroup;
+mod ids;
+
+use cgroup::Place;
+use ids::CgroupIds;
 
 /// Bytes of a file of `/proc` that are read.
 const MAX_READ: u64 = 256 << 10;
@@ -49,6 +53,7 @@ pub struct LabelReader {
     segment: u64,
     /// By pid and start time, with the segment of the last use.
     known: FxHashMap<(Pid, u64), (u64, Rc<Attributes>)>,
+    groups: CgroupIds,
 }
 
 impl LabelReader {
@@ -59,20 +64,31 @@ impl LabelReader {
             host: read("/proc/sys/kernel/hostname").trim_end().to_string(),
             segment: 0,
             known: FxHashMap::default(),
+            groups: CgroupIds::new(),
         }
     }
 
-    /// Attributes of the resource that a process belongs to, sorted by key. A process that has exited has those of the host only;
-    /// `cgroup` is not used yet.
-    pub fn resource(&mut self, pid: Pid, _cgroup: u64) -> Rc<Attributes> {
+    /// Attributes of the resource that a process belongs to, sorted by key. One that has exited has those of its control group,
+    /// by the number that was taken with the sample (0: unknown), and the thread's name `comm` from there for the program's.
+    pub fn resource(&mut self, pid: Pid, cgroup: u64, comm: &str) -> Rc<Attributes> {
         let key = (pid, procfs::start_time(pid).unwrap_or(0));
         if let Some((used, known)) = self.known.get_mut(&key) {
             *used = self.segment;
             return known.clone();
         }
-        let found = Rc::new(self.read(pid));
-        // Without a start time, the pid may be that of another process the next time.
-        if key.1 != 0 && self.known.len() < MAX_PROCESSES {
+        let found = Rc::new(if key.1 == 0 {
+            let place = self.groups.place(cgroup).unwrap_or_default();
+            self.attributes(place, "", comm)
+        } else {
+            let text = read(&format!("/proc/{pid}/cgroup"));
+            self.groups.add(cgroup, &text);
+            let environment = read(&format!("/proc/{pid}/environ"));
+            let program = read(&format!("/proc/{pid}/comm"));
+            self.attributes(cgroup::parse(&text), &environment, program.trim_end())
+        });
+        // Without a start time, the pid may be that of another process the next time; with another one, what was read is.
+        let is_same = key.1 != 0 && procfs::start_time(pid) == Some(key.1);
+        if is_same && self.known.len() < MAX_PROCESSES {
             self.known.insert(key, (self.segment, found.clone()));
         }
         found
@@ -83,23 +99,21 @@ impl LabelReader {
         self.segment += 1;
         let oldest = self.segment.saturating_sub(UNUSED_SEGMENTS);
         self.known.retain(|_, (used, _)| *used >= oldest);
+        self.groups.end_segment();
     }
 
-    fn read(&self, pid: Pid) -> Attributes {
-        let place = cgroup::parse(&read(&format!("/proc/{pid}/cgroup")));
-        let environment = read(&format!("/proc/{pid}/environ"));
+    fn attributes(&self, place: Place, environment: &str, program: &str) -> Attributes {
         let variable = |name: &str| {
             let mut all = environment.split('\0').filter_map(|entry| entry.split_once('='));
             all.find(|(key, _)| *key == name).map(|(_, value)| value.to_string())
         };
         let declared = resource_attributes(&variable("OTEL_RESOURCE_ATTRIBUTES").unwrap_or_default());
         let declared_value = |name: &str| declared.iter().find(|(key, _)| key == name).map(|(_, v)| v.clone());
-        let program = read(&format!("/proc/{pid}/comm")).trim_end().to_string();
         let service = [
             variable("OTEL_SERVICE_NAME"),
             declared_value("service.name"),
             place.service,
-            Some(program),
+            Some(program.to_string()),
         ];
         let mut out = vec![("host.name".to_string(), self.host.clone())];
         let mut add = |key: &str, value: Option<String>| {
@@ -176,6 +190,7 @@ fn decode(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::io::Write;
     use std::process::{Command, Stdio};
 
     #[test]
@@ -201,13 +216,19 @@ mod tests {
             .env("SHOWN", "yes")
             .env("HIDDEN", "no")
             .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
             .spawn()
             .expect("cat");
+        // Its environment is there once it runs; a parent goes on a little earlier.
+        let mut echo = [0];
+        let (stdin, stdout) = (child.stdin.as_mut(), child.stdout.as_mut());
+        stdin.expect("a pipe").write_all(b"x").expect("it reads");
+        stdout.expect("a pipe").read_exact(&mut echo).expect("it writes");
         let mut reader = LabelReader::new(LabelOptions {
             include_env: vec!["SHOWN".into()],
             labels: vec![("region".into(), "north".into())],
         });
-        let found = reader.resource(child.id(), 0);
+        let found = reader.resource(child.id(), 0, "");
         let value = |key: &str| found.iter().find(|(k, _)| k == key).map(|(_, v)| v.as_str());
         assert_eq!(value("service.name"), Some("shop \"a\"\nb"));
         assert_eq!(value("service.version"), Some("2"));
@@ -219,7 +240,7 @@ mod tests {
                 .iter()
                 .all(|(k, v)| !k.contains("secret") && !k.contains("HIDDEN") && v != "no")
         );
-        assert!(Rc::ptr_eq(&found, &reader.resource(child.id(), 0)));
+        assert!(Rc::ptr_eq(&found, &reader.resource(child.id(), 0, "")));
         for _ in 0..=UNUSED_SEGMENTS {
             reader.end_segment();
         }
