@@ -1,7 +1,9 @@
 //! What the recorder tells of itself, as text in the format that Prometheus reads (exposition format 0.0.4).
 
 use std::collections::BTreeMap;
-use std::fmt::{Display, Write};
+use std::fmt::Display;
+
+use super::prometheus::MetricsText;
 
 /// Counters and gauges of a recording of a host. Counters start at 0 with the process.
 #[derive(Debug, Default, Clone, PartialEq)]
@@ -37,9 +39,17 @@ pub struct HostMetrics {
 impl HostMetrics {
     /// The metrics as text. Each line ends with a line feed.
     pub fn text(&self) -> String {
-        let mut out = Text(String::new());
-        out.by("samples_total", "counter", "Samples taken.", "quality", &self.samples);
-        out.by(
+        let mut out = MetricsText::new("nativeprof_");
+        by(
+            &mut out,
+            "samples_total",
+            "counter",
+            "Samples taken.",
+            "quality",
+            &self.samples,
+        );
+        by(
+            &mut out,
             "samples_lost_total",
             "counter",
             "Samples lost.",
@@ -59,21 +69,24 @@ impl HostMetrics {
             self.processes_opened,
         );
         let refused = "Processes that could not be opened.";
-        out.by(
+        by(
+            &mut out,
             "processes_refused_total",
             "counter",
             refused,
             "reason",
             &self.processes_refused,
         );
-        out.by(
+        by(
+            &mut out,
             "cpu_seconds_total",
             "counter",
             "CPU time of the profiler.",
             "part",
             &self.cpu_seconds,
         );
-        out.by(
+        by(
+            &mut out,
             "memory_bytes",
             "gauge",
             "Memory of the profiler.",
@@ -95,39 +108,32 @@ impl HostMetrics {
         let dropped = "Segments dropped because of the limits of the history.";
         out.one("segments_dropped_total", "counter", dropped, self.segments_dropped);
         out.one("history_bytes", "gauge", "Size of the history.", self.history_bytes);
-        out.by("errors_total", "counter", "Errors.", "kind", &self.errors);
+        by(&mut out, "errors_total", "counter", "Errors.", "kind", &self.errors);
         out.one("uptime_seconds", "gauge", "Time since the start.", self.uptime_seconds);
         let build = BTreeMap::from([(env!("CARGO_PKG_VERSION").to_string(), 1)]);
-        out.by("build_info", "gauge", "Version of the profiler.", "version", &build);
-        out.0
+        by(
+            &mut out,
+            "build_info",
+            "gauge",
+            "Version of the profiler.",
+            "version",
+            &build,
+        );
+        out.finish()
     }
 }
 
-struct Text(String);
-
-impl Text {
-    fn head(&mut self, name: &str, kind: &str, help: &str) {
-        // Writing to a string cannot fail.
-        let _ = write!(
-            self.0,
-            "# HELP nativeprof_{name} {help}\n# TYPE nativeprof_{name} {kind}\n"
-        );
-    }
-
-    fn one(&mut self, name: &str, kind: &str, help: &str, value: impl Display) {
-        self.head(name, kind, help);
-        let _ = writeln!(self.0, "nativeprof_{name} {value}");
-    }
-
-    fn by<V: Display>(&mut self, name: &str, kind: &str, help: &str, label: &str, values: &BTreeMap<String, V>) {
-        if values.is_empty() {
-            return;
-        }
-        self.head(name, kind, help);
-        for (key, value) in values {
-            let key = key.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n");
-            let _ = writeln!(self.0, "nativeprof_{name}{{{label}=\"{key}\"}} {value}");
-        }
+/// The same as [`MetricsText::by`], left out where there are no values.
+fn by<V: Display>(
+    out: &mut MetricsText,
+    name: &str,
+    kind: &str,
+    help: &str,
+    label: &str,
+    values: &BTreeMap<String, V>,
+) {
+    if !values.is_empty() {
+        out.by(name, kind, help, label, values);
     }
 }
 

@@ -6,5 +6,6 @@ pub mod labels;
 pub mod logs;
 pub mod metrics;
 pub mod metrics_server;
+pub mod prometheus;
 pub mod recorder;
 pub mod sd_notify;

@@ -1,8 +1,9 @@
 //! What is known of sending, as metrics of Prometheus.
 
 use std::collections::BTreeMap;
-use std::fmt::Write;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use crate::host::prometheus::MetricsText;
 
 /// Counters since the start, and the state of the queue.
 #[derive(Clone, Debug, Default)]
@@ -36,87 +37,71 @@ impl PushMetrics {
             .queue_oldest
             .map_or(Duration::ZERO, |oldest| now.duration_since(oldest).unwrap_or_default());
         let accepted = self.last_accepted.and_then(|last| last.duration_since(UNIX_EPOCH).ok());
-        let mut text = String::new();
-        for (name, kind, help, value) in [
-            (
-                "queue_segments",
-                "gauge",
-                "Segments that wait to be accepted.",
-                self.queue_segments as f64,
-            ),
-            (
-                "queue_bytes",
-                "gauge",
-                "Bytes of these segments on the disk.",
-                self.queue_bytes as f64,
-            ),
-            (
-                "queue_age_seconds",
-                "gauge",
-                "Time since the oldest of these segments was closed.",
-                age.as_secs_f64(),
-            ),
-            (
-                "retries_total",
-                "counter",
-                "Messages that had to be sent again.",
-                self.retries as f64,
-            ),
-            (
-                "segments_total",
-                "counter",
-                "Segments that were sent.",
-                self.segments as f64,
-            ),
-            (
-                "profiles_total",
-                "counter",
-                "Profiles that were accepted.",
-                self.accepted_profiles as f64,
-            ),
-            (
-                "message_bytes_total",
-                "counter",
-                "Bytes of accepted messages before compression.",
-                self.accepted_bytes as f64,
-            ),
-            (
-                "refused_profiles_total",
-                "counter",
-                "Profiles that the receiver refused.",
-                self.refused_profiles as f64,
-            ),
-            (
-                "dropped_segments_total",
-                "counter",
-                "Segments that the history dropped before they were sent.",
-                self.dropped_segments as f64,
-            ),
-            (
-                "damaged_segments_total",
-                "counter",
-                "Segments that could not be read.",
-                self.damaged_segments as f64,
-            ),
-            (
-                "last_accepted_timestamp_seconds",
-                "gauge",
-                "When a message was accepted last; 0 if none was.",
-                accepted.unwrap_or_default().as_secs_f64(),
-            ),
-        ] {
-            let _ = writeln!(text, "# HELP nativeprof_push_{name} {help}");
-            let _ = writeln!(text, "# TYPE nativeprof_push_{name} {kind}");
-            let _ = writeln!(text, "nativeprof_push_{name} {value}");
-        }
-        text.push_str(
-            "# HELP nativeprof_push_messages_total Messages by the status of the answer, or by the kind of failure.\n",
+        let mut text = MetricsText::new("nativeprof_push_");
+        text.one(
+            "queue_segments",
+            "gauge",
+            "Segments that wait to be accepted.",
+            self.queue_segments,
         );
-        text.push_str("# TYPE nativeprof_push_messages_total counter\n");
-        for (code, count) in &self.messages {
-            let _ = writeln!(text, "nativeprof_push_messages_total{{code=\"{code}\"}} {count}");
-        }
-        text
+        text.one(
+            "queue_bytes",
+            "gauge",
+            "Bytes of these segments on the disk.",
+            self.queue_bytes,
+        );
+        text.one(
+            "queue_age_seconds",
+            "gauge",
+            "Time since the oldest of these segments was closed.",
+            age.as_secs_f64(),
+        );
+        text.one(
+            "retries_total",
+            "counter",
+            "Messages that had to be sent again.",
+            self.retries,
+        );
+        text.one("segments_total", "counter", "Segments that were sent.", self.segments);
+        text.one(
+            "profiles_total",
+            "counter",
+            "Profiles that were accepted.",
+            self.accepted_profiles,
+        );
+        text.one(
+            "message_bytes_total",
+            "counter",
+            "Bytes of accepted messages before compression.",
+            self.accepted_bytes,
+        );
+        text.one(
+            "refused_profiles_total",
+            "counter",
+            "Profiles that the receiver refused.",
+            self.refused_profiles,
+        );
+        text.one(
+            "dropped_segments_total",
+            "counter",
+            "Segments that the history dropped before they were sent.",
+            self.dropped_segments,
+        );
+        text.one(
+            "damaged_segments_total",
+            "counter",
+            "Segments that could not be read.",
+            self.damaged_segments,
+        );
+        text.one(
+            "last_accepted_timestamp_seconds",
+            "gauge",
+            "When a message was accepted last; 0 if none was.",
+            accepted.unwrap_or_default().as_secs_f64(),
+        );
+        let help = "Messages by the status of the answer, or by the kind of failure.";
+        text.by("messages_total", "counter", help, "code", &self.messages);
+        text.finish()
     }
 }
 
