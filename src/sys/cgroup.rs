@@ -1,15 +1,53 @@
 //! What control groups do to processes: whether they are frozen, and for how long they were throttled. Both versions, where they
 //! are usually mounted (cgroups(7)).
 
-use std::fs::File;
-use std::os::unix::fs::FileExt;
+use std::fs::{self, File};
+use std::os::unix::fs::{DirEntryExt, FileExt};
+use std::path::{Path, PathBuf};
 
 use crate::event::{Pid, Suspension};
 use crate::sys::procfs::{self, read_text};
 
-const MOUNT: &str = "/sys/fs/cgroup";
+/// Where cgroups are usually mounted; those of version 1 are below it.
+pub const MOUNT: &str = "/sys/fs/cgroup";
+/// Where version 2 is mounted: beside version 1 (as systemd's hybrid hierarchy is), or alone.
+pub const UNIFIED_MOUNTS: [&str; 2] = ["/sys/fs/cgroup/unified", MOUNT];
+/// Cgroups that are read in one search.
+const MAX_GROUPS: usize = 65_536;
 /// Groups around a process that are read, itself included.
 const MAX_DEPTH: usize = 32;
+
+/// The root of the hierarchy of version 2; `None` if it is not mounted in a usual place.
+pub fn unified_root() -> Option<PathBuf> {
+    UNIFIED_MOUNTS.iter().map(PathBuf::from).find(|mount| is_unified(mount))
+}
+
+/// Whether a directory is a cgroup of version 2.
+pub fn is_unified(path: &Path) -> bool {
+    path.join("cgroup.controllers").exists()
+}
+
+/// Calls `found` with the path and the number (inode of the directory) of each cgroup below `root`, at most [`MAX_GROUPS`]. It
+/// says whether those below it are to be found, too.
+pub fn each_below(root: &Path, found: &mut dyn FnMut(&Path, u64) -> bool) {
+    let mut left = vec![root.to_path_buf()];
+    let mut groups = 0;
+    while let Some(directory) = left.pop() {
+        for entry in fs::read_dir(&directory).into_iter().flatten().flatten() {
+            if !entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+                continue;
+            }
+            groups += 1;
+            if groups > MAX_GROUPS {
+                return;
+            }
+            let path = entry.path();
+            if found(&path, entry.ino()) {
+                left.push(path);
+            }
+        }
+    }
+}
 
 /// Whether a process is stopped or frozen as a whole.
 pub fn suspension(pid: Pid) -> Option<Suspension> {

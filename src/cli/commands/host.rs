@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -22,11 +22,8 @@ use crate::privileges::credentials::{self, Caps, UserQuery};
 use crate::privileges::phases;
 use crate::session::{Grouping, Recording, SessionOptions};
 use crate::sys;
+use crate::sys::cgroup::{self, UNIFIED_MOUNTS, each_below, is_unified, unified_root};
 
-/// Where cgroups of version 2 are mounted, alone or beside version 1 (cgroups(7), systemd's hybrid hierarchy).
-const MOUNTS: [&str; 2] = ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"];
-/// Cgroups that are searched for a container.
-const MAX_CGROUPS: usize = 100_000;
 /// Shortest part of a container's id: others would name several.
 const MIN_ID: usize = 6;
 /// First wait before the process that sends is started again, and the longest.
@@ -117,16 +114,11 @@ pub fn host(options: &Host) -> Result<()> {
 
 /// Which processes are sampled; never our own.
 fn filter(args: &HostFilterArgs) -> Result<HostFilter> {
-    let mut cgroups = Vec::new();
-    for path in &args.cgroup {
-        cgroups.push(cgroup(path)?);
-    }
+    let mut cgroups = (args.cgroup.iter())
+        .map(|path| cgroup_id(path))
+        .collect::<Result<Vec<_>>>()?;
     for id in &args.container {
         cgroups.extend(container(id)?);
-    }
-    let mut users = Vec::new();
-    for name in &args.user {
-        users.push(user(name)?);
     }
     let mut processes = Vec::new();
     for pid in &args.pid {
@@ -137,36 +129,31 @@ fn filter(args: &HostFilterArgs) -> Result<HostFilter> {
     Ok(HostFilter {
         cgroups,
         comms: args.comm.iter().map(|name| name.as_bytes().to_vec()).collect(),
-        users,
+        users: args.user.iter().map(|name| user(name)).collect::<Result<_>>()?,
         processes,
         excluded: vec![std::process::id()],
     })
 }
 
 /// The number of a cgroup: the inode of its directory.
-fn cgroup(path: &Path) -> Result<u64> {
+fn cgroup_id(path: &Path) -> Result<u64> {
     let below = path.strip_prefix("/").unwrap_or(path);
-    let places = MOUNTS.iter().map(|mount| Path::new(mount).join(below));
+    let places = UNIFIED_MOUNTS.iter().map(|mount| Path::new(mount).join(below));
     let found = std::iter::once(path.to_path_buf())
         .chain(places)
-        .find(|place| place.starts_with(MOUNTS[0]) && place.join("cgroup.procs").exists() && is_unified(place));
+        .find(|place| place.starts_with(cgroup::MOUNT) && place.join("cgroup.procs").exists() && is_unified(place));
     let Some(found) = found else {
         return Err(
             Error::new(ErrorKind::Usage, format!("there is no cgroup {}", path.display()))
                 .why(format!(
                     "no directory of that name is below {} (version 2)",
-                    MOUNTS.join(" or ")
+                    UNIFIED_MOUNTS.join(" or ")
                 ))
                 .hint("--cgroup with the path from /proc/PID/cgroup, in the line that begins with 0::"),
         );
     };
     let metadata = fs::metadata(&found).map_err(|e| Error::io(format!("cannot read {}", found.display()), e))?;
     Ok(metadata.ino())
-}
-
-/// Whether it is a cgroup of version 2.
-fn is_unified(path: &Path) -> bool {
-    path.join("cgroup.controllers").exists()
 }
 
 /// The cgroups of a container.
@@ -179,21 +166,14 @@ fn container(id: &str) -> Result<Vec<u64>> {
         );
     }
     let mut found = Vec::new();
-    let mount = MOUNTS.iter().rev().map(PathBuf::from).find(|mount| is_unified(mount));
-    let mut left: Vec<PathBuf> = mount.into_iter().collect();
-    let mut seen = 0;
-    while let Some(directory) = left.pop() {
-        for entry in fs::read_dir(&directory).into_iter().flatten().flatten() {
-            seen += 1;
-            if seen > MAX_CGROUPS || !entry.file_type().is_ok_and(|kind| kind.is_dir()) {
-                continue;
-            }
-            if names_container(&entry.file_name().to_string_lossy(), id) {
-                found.extend(entry.metadata().map(|metadata| metadata.ino()));
-            } else {
-                left.push(entry.path());
-            }
-        }
+    if let Some(root) = unified_root() {
+        each_below(&root, &mut |path, number| {
+            let name = path.file_name().unwrap_or_default().to_string_lossy();
+            let is_its = names_container(&name, id);
+            found.extend(is_its.then_some(number));
+            // What is below is sampled with it.
+            !is_its
+        });
     }
     if found.is_empty() {
         return Err(Error::new(ErrorKind::Usage, format!("there is no container {id}"))
@@ -295,8 +275,8 @@ mod tests {
 
     #[test]
     fn what_is_not_there_is_refused() {
-        assert!(cgroup(Path::new("no/such/group")).is_err());
-        assert!(cgroup(Path::new("/etc")).is_err());
+        assert!(cgroup_id(Path::new("no/such/group")).is_err());
+        assert!(cgroup_id(Path::new("/etc")).is_err());
         assert!(container("abc").is_err() && container("ffffffffffffffff0000").is_err());
         assert!(user("no such user").is_err());
         assert_eq!(user("0").ok(), Some(0));

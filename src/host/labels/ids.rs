@@ -3,18 +3,15 @@
 //! The number is the inode of the group's directory in the hierarchy of version 2 (Linux, `cgroup_id`). A group that was removed
 //! is remembered for some segments.
 
-use std::fs;
-use std::os::unix::fs::DirEntryExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use rustc_hash::FxHashMap;
 
 use super::cgroup::{self, Place};
+use crate::sys::cgroup as groups;
 
-/// Where the hierarchy is mounted: beside version 1, or alone.
-const MOUNTS: [&str; 2] = ["/sys/fs/cgroup/unified", "/sys/fs/cgroup"];
-/// Groups that are remembered, and directories that are read in one search.
+/// Groups that are remembered.
 const MAX_GROUPS: usize = 65_536;
 /// Shortest time between two searches.
 const INTERVAL: Duration = Duration::from_secs(1);
@@ -34,9 +31,8 @@ pub struct CgroupIds {
 impl CgroupIds {
     /// No group is known yet.
     pub fn new() -> CgroupIds {
-        let is_unified = |mount: &&&str| Path::new(mount).join("cgroup.controllers").exists();
         CgroupIds {
-            root: MOUNTS.iter().find(is_unified).map(PathBuf::from),
+            root: groups::unified_root(),
             segment: 0,
             known: FxHashMap::default(),
             searched: None,
@@ -81,27 +77,18 @@ impl CgroupIds {
 
     fn search(&mut self) {
         let Some(root) = self.root.clone() else { return };
-        let mut left = vec![root.clone()];
-        let mut read = 0;
-        while let Some(directory) = left.pop() {
-            read += 1;
-            if read > MAX_GROUPS {
-                return;
-            }
-            for entry in fs::read_dir(&directory).into_iter().flatten().flatten() {
-                if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
-                    let path = entry.path();
-                    let below = path.strip_prefix(&root).unwrap_or(&path);
-                    self.insert(entry.ino(), cgroup::of_path(&below.to_string_lossy()));
-                    left.push(path);
-                }
-            }
-        }
+        groups::each_below(&root, &mut |path, id| {
+            let below = path.strip_prefix(&root).unwrap_or(path);
+            self.insert(id, cgroup::of_path(&below.to_string_lossy()));
+            true
+        });
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     #[test]
