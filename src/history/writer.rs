@@ -168,7 +168,7 @@ impl Writer {
         Ok(size)
     }
 
-    /// Writes the recorder's metrics beside the segments, as a file that others replace whole.
+    /// Writes the recorder's metrics to the directory. Their file is replaced as a whole.
     ///
     /// # Errors
     /// If it cannot be written.

@@ -1,4 +1,4 @@
-//! What the recorder tells of itself, as text in the format that Prometheus reads (exposition format 0.0.4).
+//! The recorder's own metrics.
 
 use std::collections::BTreeMap;
 use std::fmt::Display;
@@ -12,11 +12,11 @@ pub struct HostMetrics {
     pub samples: BTreeMap<String, u64>,
     /// Samples lost, by reason.
     pub samples_lost: BTreeMap<String, u64>,
-    /// Processes of which at least one sample came.
+    /// Processes with samples: one with samples in several segments counts in each.
     pub processes_seen: u64,
-    /// Processes whose memory was opened.
+    /// Those of them that were opened.
     pub processes_opened: u64,
-    /// Processes that could not be opened, by reason.
+    /// Those of them that could not be opened, by reason.
     pub processes_refused: BTreeMap<String, u64>,
     /// CPU time used so far, in seconds, by part: `sampler`, `naming`, `network`, `bpf`.
     pub cpu_seconds: BTreeMap<String, f64>,
@@ -59,16 +59,16 @@ impl HostMetrics {
         out.one(
             "processes_seen_total",
             "counter",
-            "Processes with samples.",
+            "Processes with samples, counted in each segment.",
             self.processes_seen,
         );
         out.one(
             "processes_opened_total",
             "counter",
-            "Processes whose memory was opened.",
+            "Processes with samples that were opened, counted in each segment.",
             self.processes_opened,
         );
-        let refused = "Processes that could not be opened.";
+        let refused = "Processes with samples that could not be opened, counted in each segment.";
         by(
             &mut out,
             "processes_refused_total",

@@ -1,5 +1,5 @@
-//! Whole hosts, recorded for months: segments of a minute, a budget that is kept, labels of what was sampled, and what the
-//! recorder tells of itself.
+//! Whole hosts, recorded for months: segments of a minute, a budget that is kept, labels of what was sampled, and the
+//! recorder's own metrics and log.
 
 pub mod budget;
 pub mod labels;

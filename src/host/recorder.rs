@@ -38,12 +38,12 @@ pub struct HostOptions {
     pub max_memory: Option<u64>,
 }
 
-/// What the recorder needs besides the recording.
+/// The rest of the process that the recorder runs in.
 pub struct Surroundings<'a> {
     pub log: &'a Log,
-    /// Tells the service manager.
+    /// The service manager.
     pub notifier: &'a Notifier,
-    /// How often it wants to hear that this runs.
+    /// How often the service manager is to be told that this runs.
     pub watchdog: Option<Duration>,
     /// Called in each turn: keeps the process that sends segments running. Returns its id.
     pub network: &'a mut dyn FnMut() -> Option<Pid>,
@@ -57,11 +57,11 @@ pub struct HostRecorder<'a> {
     options: HostOptions,
     budget: Option<Budget>,
     surroundings: Surroundings<'a>,
-    rate: u64,
     /// By process of the current segment: its labels, read while it ran.
     resources: Vec<Rc<Vec<(String, String)>>>,
     /// CPU time of all processes of nativeprof at the last segment's end, seconds.
     cpu: f64,
+    /// When it was made: the duration and the first segment begin with it.
     began: Instant,
     metrics: HostMetrics,
 }
@@ -81,7 +81,6 @@ impl<'a> HostRecorder<'a> {
             labels,
             budget: options.max_cpu.map(|limit| Budget::new(limit, 1..=options.rate)),
             surroundings,
-            rate: options.rate,
             resources: Vec::new(),
             cpu: 0.0,
             began: Instant::now(),
@@ -95,10 +94,9 @@ impl<'a> HostRecorder<'a> {
     /// # Errors
     /// Those of the backend. Segments that cannot be written are dropped and logged.
     pub fn run(mut self) -> Result<()> {
-        let began = Instant::now();
-        let end = self.options.duration.map(|duration| began + duration);
-        let mut next_segment = began + self.options.segment;
-        let mut next_word = began;
+        let end = self.options.duration.map(|duration| self.began + duration);
+        let mut next_segment = self.began + self.options.segment;
+        let mut next_watchdog = self.began;
         self.notify(self.surroundings.notifier.ready());
         let is_over = || sys::interrupts::interrupted() || end.is_some_and(|end| Instant::now() >= end);
         let mut network = (self.surroundings.network)();
@@ -111,10 +109,10 @@ impl<'a> HostRecorder<'a> {
             network = (self.surroundings.network)();
             let now = Instant::now();
             if let Some(interval) = self.surroundings.watchdog
-                && now >= next_word
+                && now >= next_watchdog
             {
                 self.notify(self.surroundings.notifier.watchdog());
-                next_word = now + interval;
+                next_watchdog = now + interval;
             }
             if now >= next_segment {
                 self.end_segment(network);
@@ -161,7 +159,7 @@ impl<'a> HostRecorder<'a> {
         let used = Used {
             elapsed: elapsed.as_secs_f64(),
             cpu: (cpu - self.cpu).max(0.0),
-            rate: self.rate,
+            rate: self.recording.rate(),
         };
         self.cpu = cpu;
         let share = format!("{:.2}", 100.0 * used.cpu / used.elapsed.max(1e-3));
@@ -180,7 +178,7 @@ impl<'a> HostRecorder<'a> {
                         ("samples", &samples),
                         ("lost", &lost),
                         ("processes", &processes),
-                        ("rate_hz", &self.rate),
+                        ("rate_hz", &used.rate),
                         ("own_cpu_percent", &share),
                         ("dropped_segments", &dropped),
                     ],
@@ -217,9 +215,9 @@ impl<'a> HostRecorder<'a> {
         }
     }
 
-    /// Writes the metrics beside the segments, for what serves them.
+    /// Writes the metrics to the directory of the segments, for what serves them.
     fn write_metrics(&mut self) {
-        self.metrics.rate_hertz = self.rate as f64;
+        self.metrics.rate_hertz = self.recording.rate() as f64;
         self.metrics.history_bytes = self.writer.size().1;
         self.metrics.uptime_seconds = self.began.elapsed().as_secs_f64();
         if let Err(e) = self.writer.write_metrics(&self.metrics.text()) {
@@ -243,11 +241,10 @@ impl<'a> HostRecorder<'a> {
                 ],
             );
         }
-        if rate != self.rate {
+        if rate != used.rate {
             self.surroundings
                 .log
-                .event("rate", &[("from_hz", &self.rate), ("to_hz", &rate)]);
-            self.rate = rate;
+                .event("rate", &[("from_hz", &used.rate), ("to_hz", &rate)]);
             self.recording.set_rate(rate);
         }
     }

@@ -18,7 +18,7 @@ const OURS: &[&str] = &[
     "connection",
 ];
 
-/// Where credentials are read from, each time anew.
+/// Files that credentials are read from, each time they are needed.
 #[derive(Clone, Debug, Default)]
 pub struct CredentialFiles {
     /// Lines `name: value`.

@@ -74,7 +74,7 @@ impl RecordingStart {
 }
 
 impl Recording {
-    /// A recording by `backend`, which takes `rate` samples per second, of the process `pid` first. What is read of the processes
+    /// A recording by `backend`, which takes `rate` samples per second, of the process `pid` first (0: of a whole host). What is read of the processes
     /// is written to `tape` as well, if there is one.
     pub fn new(
         options: SessionOptions,
@@ -244,20 +244,31 @@ impl Recording {
 
     /// The profile of what was sampled since the start or the last call. `profiler_cpu` is our CPU time since then, in seconds.
     pub fn take_profile(&mut self, profiler_cpu: f64) -> Profile {
-        let counts = self.backend.counts();
-        let next = RecordingStart {
-            counted: counts,
-            ..RecordingStart::now()
-        };
+        let (next, meta) = self.end_of_segment();
         let meta = Meta {
             profiler_cpu,
             sampling_cpu: profiler_cpu,
-            ..self.meta_of(&self.of_segment(counts), self.elapsed())
+            ..meta
         };
         let profile = self.session.resolve(self.start.time, meta);
         self.session.close_segment();
         self.start = next;
         profile
+    }
+
+    /// The start of the next segment, which is now, and what is known of the one that ends with it.
+    fn end_of_segment(&self) -> (RecordingStart, Meta) {
+        let counts = self.backend.counts();
+        let next = RecordingStart {
+            counted: counts,
+            ..RecordingStart::now()
+        };
+        (next, self.meta_of(&self.of_segment(counts), self.elapsed()))
+    }
+
+    /// Samples per second.
+    pub fn rate(&self) -> u64 {
+        self.rate
     }
 
     /// Has another rate, in samples per second, from the next segment on. Only of a whole host.
@@ -274,13 +285,8 @@ impl Recording {
 
     /// Ends a segment of a whole host's recording, which goes on. No capability is effective while names are read.
     pub fn take_host_segment(&mut self) -> HostSegment {
-        let counts = self.backend.counts();
-        let next = RecordingStart {
-            counted: counts,
-            ..RecordingStart::now()
-        };
+        let (next, meta) = self.end_of_segment();
         let began = self.start;
-        let meta = self.meta_of(&self.of_segment(counts), self.elapsed());
         self.session.open_symbol_sources(self.pid);
         let session = &mut self.session;
         let profile = credentials::with_only(Caps::NONE, || session.resolve_new(began.time, meta));

@@ -5,7 +5,8 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum};
 
 use super::pid;
-use super::shared::{number_and_unit, seconds};
+use super::shared::{self, number_and_unit, seconds};
+use crate::profile::labels::LabelFilter;
 
 #[derive(Debug, Args)]
 pub struct Host {
@@ -68,7 +69,7 @@ pub struct HostFilterArgs {
     /// Only processes of this container: its id, or the beginning of it
     #[arg(long, value_name = "ID")]
     pub container: Vec<String>,
-    /// Only threads of this name
+    /// Only processes that have a thread of this name
     #[arg(long, value_name = "NAME")]
     pub comm: Vec<String>,
     /// Only processes of this user: a name or a number
@@ -147,11 +148,11 @@ fn segment(text: &str) -> Result<f64, String> {
 }
 
 fn label(text: &str) -> Result<(String, String), String> {
-    let (key, value) = text.split_once('=').ok_or("a label is given as KEY=VALUE")?;
+    let LabelFilter { key, value } = shared::label(text)?;
     if key.is_empty() {
         return Err("the key of a label is missing: KEY=VALUE".into());
     }
-    Ok((key.into(), value.into()))
+    Ok((key, value))
 }
 
 #[cfg(test)]

@@ -122,7 +122,7 @@ impl LabelArgs {
     }
 }
 
-fn label(text: &str) -> Result<LabelFilter, String> {
+pub(super) fn label(text: &str) -> Result<LabelFilter, String> {
     let (key, value) = text.split_once('=').ok_or("a label is given as KEY=VALUE")?;
     Ok(LabelFilter {
         key: key.into(),

@@ -101,8 +101,8 @@ pub fn push(options: &PushCommand) -> Result<bool> {
     )
 }
 
-/// Serves metrics at the address until the process ends: those of sending, after those that the recorder last wrote beside its
-/// segments.
+/// Serves metrics at the address until the process ends: those that the recorder last wrote to the directory, and those of
+/// sending.
 fn serve_metrics(address: &str, metrics: Arc<Mutex<PushMetrics>>, directory: &Path) -> Result<()> {
     let of_recorder = directory.join(history::METRICS);
     let text = move || {
