@@ -12,7 +12,7 @@ use flate2::Compression;
 use flate2::write::GzEncoder;
 use serde_json::{Value, json};
 
-use common::{Scratch, nativeprof, newest_python};
+use common::{Scratch, nativeprof, newest_python, viewers};
 
 mod common;
 
@@ -77,19 +77,6 @@ impl Receiver {
         self.child.kill().expect("running");
         std::iter::from_fn(|| next_event(&mut self.events)).collect()
     }
-}
-
-/// What `.ci/install-viewers` installed.
-fn viewers(name: &str) -> PathBuf {
-    let path = Path::new(env!("CARGO_TARGET_TMPDIR"))
-        .with_file_name("viewers")
-        .join(name);
-    assert!(
-        path.exists(),
-        "{} is missing; bring it with .ci/install-viewers",
-        path.display()
-    );
-    path
 }
 
 impl Drop for Receiver {
@@ -429,14 +416,14 @@ fn certificates(directory: &Path) -> [PathBuf; 5] {
     ["ca.pem", "server.pem", "server.key", "client.pem", "client.key"].map(|name| directory.join(name))
 }
 
-#[test]
-fn certificates_are_checked_in_both_directions() {
+/// Sends by `scheme` to a receiver that knows these certificates, with right and with wrong ones.
+fn check_certificates(scheme: &str, start: impl Fn(&[&Path]) -> Receiver) {
     let scratch = Scratch::new();
     let history = scratch.path("history");
     fs::create_dir(&history).expect("made");
     add_segments(&history, 1..=2);
     let [ca, server, server_key, client, client_key] = certificates(scratch.directory());
-    let receiver = Receiver::with_files("", &[&server, &server_key, &ca]);
+    let receiver = start(&[&server, &server_key, &ca]);
     let of = |path: &PathBuf| path.to_str().expect("UTF-8").to_string();
     let good = [
         "--ca",
@@ -446,10 +433,10 @@ fn certificates_are_checked_in_both_directions() {
         "--key",
         &of(&client_key),
     ];
-    let url = |host: &str| format!("https://{host}:{}", receiver.port);
+    let url = |host: &str| format!("{scheme}://{host}:{}", receiver.port);
     for (url, words) in [
         (url("127.0.0.1"), &good[..]),  // another name
-        (url("localhost"), &good[2..]), // an authority that nobody knows
+        (url("localhost"), &good[2..]), // an unknown authority
         (url("localhost"), &good[..2]), // no certificate of ours
     ] {
         let done = once(&history, &url, words);
@@ -459,6 +446,11 @@ fn certificates_are_checked_in_both_directions() {
     let done = once(&history, &url("localhost"), &good);
     assert!(done.status.success(), "{}", errors(&done));
     assert_eq!(accepted(&receiver.end()), [1, 2]);
+}
+
+#[test]
+fn certificates_are_checked_in_both_directions() {
+    check_certificates("https", |tls| Receiver::with_files("", tls));
 }
 
 #[test]
@@ -562,32 +554,5 @@ fn messages_of_grpc_are_halved_until_they_are_taken() {
 
 #[test]
 fn certificates_of_grpc_are_checked_in_both_directions() {
-    let scratch = Scratch::new();
-    let history = scratch.path("history");
-    fs::create_dir(&history).expect("made");
-    add_segments(&history, 1..=2);
-    let [ca, server, server_key, client, client_key] = certificates(scratch.directory());
-    let receiver = Receiver::of_grpc("", &[&server, &server_key, &ca]);
-    let of = |path: &PathBuf| path.to_str().expect("UTF-8").to_string();
-    let good = [
-        "--ca",
-        &of(&ca),
-        "--certificate",
-        &of(&client),
-        "--key",
-        &of(&client_key),
-    ];
-    let url = |host: &str| format!("grpc+https://{host}:{}", receiver.port);
-    for (url, words) in [
-        (url("127.0.0.1"), &good[..]),
-        (url("localhost"), &good[2..]),
-        (url("localhost"), &good[..2]),
-    ] {
-        let done = once(&history, &url, words);
-        assert_eq!(done.status.code(), Some(1), "{}", errors(&done));
-        assert!(errors(&done).contains("did not accept"), "{}", errors(&done));
-    }
-    let done = once(&history, &url("localhost"), &good);
-    assert!(done.status.success(), "{}", errors(&done));
-    assert_eq!(accepted(&receiver.end()), [1, 2]);
+    check_certificates("grpc+https", |tls| Receiver::of_grpc("", tls));
 }

@@ -14,24 +14,11 @@ use nativeprof::profile::model::{Frame, FrameKind, Profile};
 use nativeprof::profile::view::{identifier, shown_name};
 use serde_json::Value;
 
-use common::{Scratch, live, nativeprof, newest_python, pythons, sources};
+use common::{Scratch, live, nativeprof, newest_python, pythons, sources, viewers};
 
 mod common;
 #[path = "export/sample_profile.rs"]
 mod sample_profile;
-
-/// What `.ci/install-viewers` installed.
-fn viewers(name: &str) -> PathBuf {
-    let path = Path::new(env!("CARGO_TARGET_TMPDIR"))
-        .with_file_name("viewers")
-        .join(name);
-    assert!(
-        path.exists(),
-        "{} is missing; bring it with\n\n    .ci/install-viewers\n",
-        path.display()
-    );
-    path
-}
 
 /// Standard output of a program that succeeds without complaints.
 fn run(command: &mut Command) -> String {

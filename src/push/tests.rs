@@ -450,6 +450,17 @@ fn a_signal_ends_a_long_queue() {
     }
 }
 
+/// Nothing ends it or is waited for, and there is nothing to print.
+fn undisturbed(metrics: &Mutex<PushMetrics>) -> Surroundings<'_> {
+    Surroundings {
+        metrics,
+        stop: &|| false,
+        renewals: &|| 0,
+        wait: &|_| {},
+        print: &|text| panic!("{text}"),
+    }
+}
+
 #[test]
 fn pyroscope_gets_a_profile_for_each_resource() {
     use prost::Message;
@@ -458,13 +469,7 @@ fn pyroscope_gets_a_profile_for_each_resource() {
     let endpoint = Endpoint::parse("pyroscope+http://localhost").expect("an address");
     let kept = RefCell::default();
     let options = without_waits(true);
-    let surroundings = Surroundings {
-        metrics: &metrics,
-        stop: &|| false,
-        renewals: &|| 0,
-        wait: &|_| {},
-        print: &|text| panic!("{text}"),
-    };
+    let surroundings = undisturbed(&metrics);
     assert!(run(&history.0, &endpoint, &mut Keep(&kept), &options, &surroundings).expect("sent"));
     let messages = kept.take();
     let [message] = &messages[..] else {
@@ -526,13 +531,7 @@ fn services_of_a_host_are_profiles_of_their_own() {
     let metrics = Mutex::default();
     let kept = RefCell::default();
     let options = without_waits(true);
-    let surroundings = Surroundings {
-        metrics: &metrics,
-        stop: &|| false,
-        renewals: &|| 0,
-        wait: &|_| {},
-        print: &|text| panic!("{text}"),
-    };
+    let surroundings = undisturbed(&metrics);
     let send = |url: &str| {
         let endpoint = Endpoint::parse(url).expect("an address");
         assert!(run(&history.0, &endpoint, &mut Keep(&kept), &options, &surroundings).expect("sent"));

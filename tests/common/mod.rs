@@ -39,6 +39,19 @@ pub fn built() -> PathBuf {
     Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("fixtures")
 }
 
+/// What `.ci/install-viewers` installed.
+pub fn viewers(name: &str) -> PathBuf {
+    let path = Path::new(env!("CARGO_TARGET_TMPDIR"))
+        .with_file_name("viewers")
+        .join(name);
+    assert!(
+        path.exists(),
+        "{} is missing; bring it with\n\n    .ci/install-viewers\n",
+        path.display()
+    );
+    path
+}
+
 /// The text of the profile in a page of ours.
 pub fn packed(page: &str) -> String {
     let profile = page
