@@ -74,8 +74,8 @@ impl RecordingStart {
 }
 
 impl Recording {
-    /// A recording by `backend`, which takes `rate` samples per second, of the process `pid` first (0: of a whole host). What is read of the processes
-    /// is written to `tape` as well, if there is one.
+    /// A recording by `backend`, which takes `rate` samples per second, of the process `pid` first (0: of a whole host). What is
+    /// read of the processes is written to `tape` as well, if there is one.
     pub fn new(
         options: SessionOptions,
         backend: Box<dyn Backend>,
