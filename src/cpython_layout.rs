@@ -1,6 +1,8 @@
 //! Layout of one build of CPython: offsets in bytes and a few shape tags. Plain data, no logic, no version tests;
 //! `cpython` fills it in, the frame walkers (in the kernel and here) use it.
 
+use crate::event::ProgramId;
+
 /// "This interpreter has no such field."
 pub const ABSENT: u16 = u16::MAX;
 
@@ -190,6 +192,18 @@ pub struct TargetLayout {
     /// Registers that native workers started with, as far as they are on their stacks: pointers into the stack of the thread that
     /// created the worker say nothing of its work.
     pub inherited: Vec<(u32, Vec<u64>)>,
+    /// Where each process that runs the same program has the interpreter, if that is of use.
+    pub program: Option<(ProgramId, InterpreterPlace)>,
+}
+
+/// Where a program has its interpreter, relative to what is known of a process before its mappings are. Distances in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum InterpreterPlace {
+    /// From the start of the program's code to `_PyRuntime`.
+    Program { runtime: u64 },
+    /// In a library: from its base address to `_PyRuntime` and to its dynamic section; and from the start of the program's
+    /// code to the address of the loader's list of libraries.
+    Library { runtime: u64, dynamic: u64, list: u64 },
 }
 
 /// Where a process keeps which asyncio tasks run. Offsets in bytes.

@@ -4,10 +4,10 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 
 use common::recording::{Recording, Running, TRUTH};
-use common::{Program, Scratch, each_third_python, live, nativeprof, newest_python};
+use common::{Program, Python, Scratch, each_third_python, live, nativeprof, newest_python, pythons};
 
 mod common;
 
@@ -150,6 +150,47 @@ fn containers_are_sampled_and_labelled() {
     for text in [&*id, "01234567-89ab-cdef-0123-456789abcdef", "one \"two\"\nthree"] {
         let is_there = otlp.windows(text.len()).any(|part| part == text.as_bytes());
         assert!(is_there, "no label is {text}");
+    }
+}
+
+/// Most of these processes are sampled once or twice, and some have exited before anything is read of them.
+#[test]
+fn short_processes_have_their_python_frames() {
+    let _live = live();
+    const CODE: &str = "import time\ndef brief():\n    until = time.process_time() + 0.04\n    while time.process_time() < until: pass\nbrief()";
+    const LOOP: &str = r#"read go; for i in $(seq 20); do "$0" -c "$1" & wait; done"#;
+    // The newest one whose interpreter is in a library, and the newest one whose interpreter is in the program. (Not those that a
+    // loader is told to run: that is their program.)
+    let is_program = |python: &&Python| fs::read(&python.exe).is_ok_and(|bytes| bytes.starts_with(b"\x7fELF"));
+    let has_library = |python: &&Python| {
+        let libraries = Command::new("ldd").arg(&python.exe).output().expect("ldd runs").stdout;
+        String::from_utf8_lossy(&libraries).contains("libpython")
+    };
+    let (with, without): (Vec<_>, Vec<_>) = pythons().iter().filter(is_program).partition(has_library);
+    for python in [with.last(), without.last()].into_iter().flatten() {
+        let scratch = Scratch::new();
+        let directory = scratch.path("history");
+        let mut shell = Command::new("sh");
+        shell
+            .args(["-c", LOOP])
+            .arg(&python.exe)
+            .arg(CODE)
+            .stdin(Stdio::piped());
+        let mut shell = shell.spawn().expect("sh runs");
+        let running = start(&directory, &["-r", "100", "--pid", &shell.id().to_string()]);
+        drop(shell.stdin.take());
+        assert!(shell.wait().expect("it ends").success());
+        let log = stop(running);
+        let r = exported(&scratch, &directory, &[]);
+        let quality = &r.profile.meta.quality;
+        let share = |n: u64| n as f64 / quality.taken.max(1) as f64;
+        // Those of the first process, and those that are taken while a process exits, are not complete.
+        assert!(
+            quality.taken > 60 && share(quality.partial) < 0.12 && share(r.with("brief")) > 0.4,
+            "{}: {quality:?}, {} in `brief`\n{log}",
+            python.name,
+            r.with("brief")
+        );
     }
 }
 

@@ -57,6 +57,7 @@ const UNSAFE: &[&str] = &[
     "capture/ebpf/host_rules.rs",
     "capture/ebpf/nested_states.rs",
     "capture/ebpf/off_cpu.rs",
+    "capture/ebpf/program_map.rs",
 ];
 
 /// The same in `hooks/src`: the loader's tables, the functions that replace others, and the allocators of Python.

@@ -233,12 +233,56 @@ pub struct Sample {
 }
 
 /// What is taken of a thread whose process may not be known, and may have exited before anything of it can be read.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HostSample {
     /// Number of its cgroup in the hierarchy of version 2: the inode of its directory.
     pub cgroup: u64,
     /// The thread's name, ended by a zero.
     pub comm: [u8; 16],
+    /// Set where the backend knew nothing of the process.
+    pub new: Option<NewProcess>,
+}
+
+/// What a backend takes a process for that it does not know.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NewProcess {
+    pub program: ProgramId,
+    /// avma of `_PyRuntime` in the interpreter whose frames were read; 0: none were.
+    pub runtime: u64,
+    /// Executable memory that its program has mapped since it began; empty if it began before the recording did.
+    pub mappings: Vec<MappedFile>,
+}
+
+/// Executable memory of a process, and the file that it is of.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MappedFile {
+    pub start: u64,
+    pub end: u64,
+    /// In the file, bytes.
+    pub offset: u64,
+    pub path: Vec<u8>,
+    /// Of the file, as `/proc/PID/maps` has them: major and minor number, and inode.
+    pub device: (u32, u32),
+    pub inode: u64,
+}
+
+/// The file of a program, as the kernel numbers it inside; all 0 if it is not known.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct ProgramId {
+    pub inode: u64,
+    pub device: u64,
+}
+
+impl Sample {
+    /// The same sample without the frames that were read of an interpreter.
+    pub fn without_python(&self) -> Sample {
+        Sample {
+            python: Vec::new(),
+            anchors: Vec::new(),
+            walk: WalkStatus::NoPython,
+            ..self.clone()
+        }
+    }
 }
 
 impl HostSample {

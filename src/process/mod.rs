@@ -109,6 +109,9 @@ impl AddressSpace {
         for m in maps::parse(&text) {
             if m.executable {
                 p.map(system, m.start, m.end, m.offset, &m.path, modules, new_module);
+                if let Some((id, _)) = p.find(m.start) {
+                    modules.add_mapping(m.device, m.inode, id);
+                }
             }
         }
         Ok(p)

@@ -38,6 +38,11 @@ pub trait System {
     /// avma just past the main thread's frames; 0 if unknown.
     fn stack_end(&self, pid: Pid) -> u64;
 
+    /// avma of the code of the program that a process runs; 0 if unknown. Not on tapes.
+    fn code_start(&self, _pid: Pid) -> u64 {
+        0
+    }
+
     /// When a process was started, clock ticks since the machine was: tells it from a later one with the same number.
     /// Not on tapes.
     fn start_time(&self, _pid: Pid) -> Option<u64> {
@@ -167,6 +172,10 @@ impl System for LiveSystem {
 
     fn stack_end(&self, pid: Pid) -> u64 {
         procfs::stack_end(pid)
+    }
+
+    fn code_start(&self, pid: Pid) -> u64 {
+        procfs::code_start(pid)
     }
 
     fn start_time(&self, pid: Pid) -> Option<u64> {

@@ -41,6 +41,7 @@ mod open_intervals;
 mod process;
 mod process_tasks;
 mod processes;
+mod programs;
 mod pump;
 mod recording;
 pub mod replay;
@@ -65,6 +66,7 @@ pub use instances::ProcessInstance;
 use names::Names;
 use process::Process;
 use processes::{KnownProcess, Processes};
+use programs::Programs;
 pub use recording::{FinishedRecording, HostSegment, Recording};
 pub use segment::QualityCounts;
 use segment::Segment;
@@ -142,6 +144,7 @@ struct Session {
     options: SessionOptions,
     files: Files,
     processes: Processes,
+    programs: Programs,
     names: Names,
     stacks: StackBuilder,
     activities: Activities,
@@ -185,6 +188,7 @@ impl Session {
             activities: Activities::new(&options, system.now()),
             files: Files::new(system),
             processes: Processes::default(),
+            programs: Programs::default(),
             names: Names::default(),
             stacks: StackBuilder::new(&options),
             segment: Segment::default(),
@@ -197,6 +201,7 @@ impl Session {
     fn event(&mut self, event: Event, update: &mut TargetUpdate<'_>) -> Result<()> {
         match event {
             Event::Sample(s) => self.sample(&s, update)?,
+            Event::Code { pid, copy } if self.processes.get(pid).is_none() => self.programs.keep_copy(pid, copy),
             Event::Code { .. } => self.processes.capture_code_objects(&mut self.files, &event, None),
             Event::Mmap {
                 pid,
@@ -441,6 +446,7 @@ impl Session {
             thread_context: own.spans.context,
             python_threads,
             inherited: own.workers.inherited(),
+            program: None,
         })
     }
 

@@ -2,6 +2,8 @@
 //! update what is known of its process.
 
 use super::activities::Activities;
+use super::files::Files;
+use super::process::Process;
 use super::process_tasks::Runs;
 use super::processes::KnownProcess;
 use super::segment::{Interval, Segment};
@@ -12,8 +14,9 @@ use super::wakers::{self, PendingWaker};
 use super::workers::{self, Job};
 use super::{RESCAN_INTERVAL, Session, TargetUpdate};
 use crate::counts::RawTimelineSample;
-use crate::error::{Error, Result};
-use crate::event::{Sample, ThreadState, WaitKind};
+use crate::cpython_layout::TargetLayout;
+use crate::error::{Error, ErrorKind, Result};
+use crate::event::{HostSample, NewProcess, Pid, Sample, ThreadState, WaitKind};
 use crate::frame::RawFrame;
 use crate::interleave::StackQuality;
 use crate::truncation::Truncation;
@@ -38,6 +41,14 @@ impl Session {
             }
         }
         self.ensure_process(s, update)?;
+        let without_python;
+        let s = match &s.host {
+            Some(HostSample { new: Some(new), .. }) if self.is_of_other_interpreter(new, s.pid, update)? => {
+                without_python = s.without_python();
+                &without_python
+            }
+            _ => s,
+        };
         let has_new_locks = self.find_locks(s);
         let known = self.processes.ensure(s.pid);
         if self.activities.states.leaves_out(s, &known.process) {
@@ -105,8 +116,8 @@ impl Session {
             } else {
                 self.open(s.pid, update)
             };
-            if let (Err(e), Some(_)) = (opened, &s.host) {
-                self.segment.instances.refuse(s.pid, e.kind);
+            if let Some(host) = &s.host {
+                self.add_if_ended(s.pid, host, opened);
             }
         }
         let KnownProcess { process, .. } = self.processes.ensure(s.pid);
@@ -124,6 +135,55 @@ impl Session {
             self.names.python_threads.insert((s.pid, s.tid), name);
         }
         Ok(())
+    }
+
+    /// Adds a process of a whole host that has exited, with what it had mapped as far as that is known. `opened`: what became of
+    /// opening it.
+    fn add_if_ended(&mut self, pid: Pid, host: &HostSample, opened: Result<()>) {
+        let has_code = |known: &Process| !known.space.code().is_empty();
+        if opened.is_ok() && self.processes.get(pid).is_some_and(has_code) {
+            return;
+        }
+        let mappings = host.new.as_ref().map_or(&[][..], |new| &new.mappings);
+        if mappings.is_empty() {
+            let kind = opened.err().map_or(ErrorKind::NoSuchProcess, |e| e.kind);
+            self.segment.instances.refuse(pid, kind);
+            return;
+        }
+        self.add_without_mappings(pid, None, None);
+        let known = self.processes.ensure(pid);
+        let Files { system, modules, .. } = &mut self.files;
+        for m in mappings {
+            if modules.open_known(pid, m) {
+                let space = &mut known.process.space;
+                space.map(&**system, m.start, m.end, m.offset, &m.path, modules, &mut |_| {});
+            }
+        }
+        known.process.detect_python(&self.files);
+    }
+
+    /// Whether a sample of a process that the backend did not know has the frames of another interpreter than the process's.
+    /// Tells the backend where the program of the process has its own.
+    fn is_of_other_interpreter(&mut self, new: &NewProcess, pid: Pid, update: &mut TargetUpdate<'_>) -> Result<bool> {
+        let process = &self.processes.ensure(pid).process;
+        let is_other = new.runtime != 0 && !self.programs.is_right(new, process);
+        for copy in self.programs.take_copies(pid) {
+            if let Some(interpreter) = process.interpreter().filter(|_| !is_other) {
+                let memory = process.memory(&*self.files.system);
+                let codes = &mut self.files.codes;
+                codes.update_process(pid, &memory, &interpreter.layout, &copy);
+            }
+        }
+        if let Some(program) = self.programs.find_new(new.program, process, &self.files)
+            && let Some(layout) = self.read_layout(pid)
+        {
+            let layout = TargetLayout {
+                program: Some(program),
+                ..layout
+            };
+            update(pid, Some(&layout))?;
+        }
+        Ok(is_other)
     }
 
     /// Whether a thread of a whole host has executed another program since its sample was taken: that has other mappings.

@@ -268,6 +268,11 @@ pub fn stack_end(pid: Pid) -> u64 {
     stat_field(pid, 28).unwrap_or(0)
 }
 
+/// Address of a program's code: `startcode`, field 26 of /proc/PID/stat (0 without permission).
+pub fn code_start(pid: Pid) -> u64 {
+    stat_field(pid, 26).unwrap_or(0)
+}
+
 /// When a process was started, clock ticks since the machine was: `starttime`, field 22 of /proc/PID/stat.
 pub fn start_time(pid: Pid) -> Option<u64> {
     stat_field(pid, 22)

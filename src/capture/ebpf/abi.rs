@@ -7,12 +7,12 @@ use crate::cpython_layout::{
     ABSENT, RunningTasks, SpanLocation, TargetLayout, ThreadContext, ThreadStateLocation, Tls,
 };
 use crate::event::{
-    CodeCopy, Dispatcher, Holder, HostSample, Part, Pid, Polled, RUNNING_TASK, RawPyFrame, Sample, SpanRecords,
-    StackBytes, Tid, TimeSpent, WakeUp, WalkStatus,
+    CodeCopy, Dispatcher, Holder, HostSample, NewProcess, Part, Pid, Polled, ProgramId, RUNNING_TASK, RawPyFrame,
+    Sample, SpanRecords, StackBytes, Tid, TimeSpent, WakeUp, WalkStatus,
 };
 
 /// `HEAD` of the program.
-const HEAD: usize = 544 + 8 * (SAVED_REGS_WORDS - 21);
+const HEAD: usize = 576 + 8 * (SAVED_REGS_WORDS - 21);
 const REGS_OK: u32 = 1;
 pub(super) const MORE: u32 = 4;
 pub(super) const REST: u32 = 8;
@@ -24,6 +24,7 @@ const WORKER: u32 = 256;
 const UNCHANGED: u32 = 512;
 const DETACHED: u32 = 4096;
 const HOST: u32 = 8192;
+const NEW: u32 = 16384;
 
 // Offsets in `struct head` and, up to the time, `struct code_head`.
 const PID: usize = 4;
@@ -60,6 +61,9 @@ const POLLED: usize = THROTTLED_LENGTH + 8;
 const CGROUP: usize = POLLED + 8;
 const COMM: usize = CGROUP + 8;
 const COMM_SIZE: usize = 16;
+const INODE: usize = COMM + COMM_SIZE;
+const DEVICE: usize = INODE + 8;
+const RUNTIME: usize = DEVICE + 8;
 /// `THREAD_STATE` of it.
 const THREAD_STATE: u64 = 1 << 63;
 
@@ -266,6 +270,17 @@ pub fn decode(b: &[u8]) -> Option<Sample> {
             _ => Some(HostSample {
                 cgroup: u64_at(b, CGROUP)?,
                 comm: b.get(COMM..COMM + COMM_SIZE)?.try_into().ok()?,
+                new: match flags & NEW {
+                    0 => None,
+                    _ => Some(NewProcess {
+                        program: ProgramId {
+                            inode: u64_at(b, INODE)?,
+                            device: u64_at(b, DEVICE)?,
+                        },
+                        runtime: u64_at(b, RUNTIME)?,
+                        mappings: Vec::new(),
+                    }),
+                },
             }),
         },
     })
@@ -449,6 +464,9 @@ pub(super) fn record_fields() -> [(&'static str, usize, Vec<RecordField>); 4] {
         ("polled", POLLED, 8),
         ("cgroup", CGROUP, 8),
         ("comm", COMM, COMM_SIZE),
+        ("inode", INODE, 8),
+        ("device", DEVICE, 8),
+        ("runtime", RUNTIME, 8),
     ];
     let code_head = vec![
         ("size", 0, 4),

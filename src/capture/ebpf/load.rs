@@ -17,6 +17,8 @@ use super::interpreter_locks::InterpreterLockMap;
 use super::nested_states::NestedStateMap;
 use super::object::{self, LOAD, MapSizes, Variant};
 use super::off_cpu::{self, OffCpu};
+use super::program_map::ProgramMap;
+use super::recent_programs::RecentPrograms;
 use super::sampling_events::CpuEvents;
 use super::sideband_rings::SidebandRings;
 use super::{EbpfBackend, KernelFacts, StackReassembler, switch_in, workers};
@@ -74,6 +76,10 @@ impl EbpfBackend {
         let counts = take("COUNTS")?.try_into().map_err(map_error)?;
         let rules = match &options.host {
             Some(filter) => Some(HostRules::new(take("RULES")?, filter)?),
+            None => None,
+        };
+        let programs = match &options.host {
+            Some(_) => Some(ProgramMap::new(take("PROGRAMS")?)?),
             None => None,
         };
         let locks = InterpreterLockMap::new(take("INTERPRETER_LOCKS")?)?;
@@ -136,6 +142,8 @@ impl EbpfBackend {
             locks,
             workers,
             rules,
+            programs,
+            recent: RecentPrograms::default(),
             delivered: 0,
             before_exec: None,
             reassembler: StackReassembler::default(),

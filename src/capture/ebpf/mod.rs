@@ -44,7 +44,9 @@ mod object;
 #[cfg(test)]
 mod object_types;
 mod off_cpu;
+mod program_map;
 mod reassembler;
+mod recent_programs;
 mod sampling_events;
 mod sideband_rings;
 mod workers;
@@ -56,7 +58,9 @@ use host_rules::HostRules;
 use interpreter_locks::InterpreterLockMap;
 use nested_states::NestedStateMap;
 use off_cpu::OffCpu;
+use program_map::ProgramMap;
 use reassembler::StackReassembler;
+use recent_programs::RecentPrograms;
 use sampling_events::{CpuEvents, SampleCost};
 use sideband_rings::{SidebandRings, Subject};
 
@@ -137,6 +141,8 @@ pub struct EbpfBackend {
     workers: Option<workers::WorkerMaps>,
     /// Of a whole host.
     rules: Option<HostRules>,
+    programs: Option<ProgramMap>,
+    recent: RecentPrograms,
     delivered: u64,
     /// About to exec its program; samples until then are dropped.
     before_exec: Option<Pid>,
@@ -220,6 +226,9 @@ impl EbpfBackend {
             // Among them may be the fork that used the number again.
             self.removed.clear();
         }
+        if self.options.host.is_some() {
+            raw.add_to(&mut self.recent, |pid| self.known.contains(&pid));
+        }
         let mut batch = raw.decode(|subject| match subject {
             // The number of one whose end was not seen.
             Subject::Child(pid, _) if self.options.host.is_some() => self.known.contains(&pid),
@@ -295,6 +304,10 @@ impl EbpfBackend {
         if let Some(off_cpu) = &mut self.off_cpu {
             off_cpu.complete(&mut s);
         }
+        let (pid, time) = (s.pid, s.time);
+        if let Some(new) = s.host.as_mut().and_then(|host| host.new.as_mut()) {
+            new.mappings = self.recent.mappings(pid, time);
+        }
         if s.wake_up.wakes.is_none() {
             self.delivered += 1;
             self.times.sampled(s.pid);
@@ -363,7 +376,7 @@ impl Backend for EbpfBackend {
         }
         .map_err(|e| bpf_error(NOTIFY_FAILED, e))?;
         self.nested.set(pid, layout);
-        Ok(())
+        self.programs.as_mut().map_or(Ok(()), |programs| programs.set(layout))
     }
 
     fn remove_process(&mut self, pid: Pid) {

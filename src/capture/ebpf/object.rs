@@ -3,6 +3,8 @@
 //! Both are compiled from sample.bpf.c and give the same records. What a kernel can do is tried, not concluded from its
 //! version: distributions add features to older ones.
 
+use std::path::Path;
+
 use aya::maps::{Map, MapType};
 use aya::programs::{PerfEvent, ProgramType, RawTracePoint};
 use aya::sys::{BpfHelper, is_helper_supported, is_map_supported};
@@ -18,6 +20,8 @@ pub const NO_EXIST: u64 = 1;
 const RING_BYTES: u32 = 32 << 20;
 /// The same for whole hosts, which are sampled at 20 Hz and less.
 const HOST_RING_BYTES: u32 = 8 << 20;
+/// The kernel's type information, from which the loader fills in offsets.
+const KERNEL_TYPES: &str = "/sys/kernel/btf/vmlinux";
 /// Set to `5.8`, it makes the other object the only choice: to test it on a kernel that loads both.
 pub const FORCED_BY: &str = "NATIVEPROF_BPF_OBJECT";
 
@@ -125,6 +129,7 @@ pub fn load(object: &[u8], sizes: MapSizes, children: bool) -> Result<Ebpf> {
         .override_global("want_workers", &want_workers, true)
         .override_global("want_spans", &want_spans, true)
         .override_global("host_rules", &sizes.host_rules, true)
+        .override_global("kernel_types", &u32::from(Path::new(KERNEL_TYPES).exists()), true)
         .map_max_entries("SCRATCH", sizes.slots)
         .map_max_entries("CACHE", sizes.slots)
         .map_max_entries("THREADS", sizes.threads)

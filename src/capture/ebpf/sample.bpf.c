@@ -22,6 +22,7 @@
 #include "sample/cpu.h"
 #include "sample/records.h"
 #include "sample/host.h"
+#include "sample/programs.h"
 #include "sample/code_objects.h"
 #include "sample/tasks_and_spans.h"
 #include "sample/frame_walk.h"
@@ -119,6 +120,9 @@ static __always_inline void snapshot(__u32 slot, char *area, struct cache *c, st
 			s->named = s->nested;
 			if (lay->lent)
 				LOOP(NESTED_PARTS, find_lent, slot);
+			// What was copied of it before may be forgotten: it may have exited before it was known.
+			if (h->flags & NEW)
+				c->pid = 0;
 			begin_epoch(lay, c, h->pid, nested ? 0 : state);
 			if (h->flags & WORKER)
 				begin = position(lay, state);
@@ -167,8 +171,9 @@ static __always_inline void snapshot(__u32 slot, char *area, struct cache *c, st
 	if (h->walk != WALK_NONE && !(h->flags & WORKER) && holds_lock(slot, h->pid))
 		h->flags |= HOLDS_LOCK;
 	// The process may have begun to run Python, or another program: the reader has to check first.
-	// On a whole host only one that is not known is waited for, or one that runs Python.
-	if (h->walk != WALK_COMPLETE && (!host_rules || is_new || lay->runtime) && began - turn->woken > MIN_WAKE_UP_INTERVAL) {
+	// On a whole host only one that is not known is waited for, since it may exit, or one that runs Python.
+	if ((is_new || (h->walk != WALK_COMPLETE && (!host_rules || lay->runtime))) &&
+	    began - turn->woken > MIN_WAKE_UP_INTERVAL) {
 		turn->woken = began;
 		s->urgent = 1;
 	}
@@ -216,7 +221,7 @@ int sample(struct bpf_perf_event_data *ctx)
 	__u64 id = bpf_get_current_pid_tgid(), task;
 	__u32 pid = id >> 32, zero = 0, slot;
 	struct layout *lay = bpf_map_lookup_elem(&PROCS, &pid);
-	int is_new = 0;
+	int is_new = !lay;
 	struct kernel_facts *facts;
 	struct turn *turn;
 	struct cache *c;
@@ -225,11 +230,7 @@ int sample(struct bpf_perf_event_data *ctx)
 	long n;
 
 	// Most ticks of a busy machine, and those of an idle CPU: nothing else is done in other processes.
-	if (!lay && host_rules && is_admitted(pid)) {
-		lay = bpf_map_lookup_elem(&NO_LAYOUT, &zero);
-		is_new = 1;
-	}
-	if (!lay)
+	if (is_new && !(host_rules && is_admitted(pid)))
 		return 0;
 	slot = bpf_get_smp_processor_id();
 	facts = bpf_map_lookup_elem(&FACTS, &zero);
@@ -287,6 +288,10 @@ int sample(struct bpf_perf_event_data *ctx)
 	}
 	// Threads of the kernel have none.
 	if (is_new && !(h->flags & REGS_OK))
+		return 0;
+	if (is_new)
+		lay = layout_of_new(h);
+	if (!lay)
 		return 0;
 	snapshot(slot, area, c, lay, facts, turn, h->time, is_new);
 	return 0;

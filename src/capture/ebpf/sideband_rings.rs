@@ -10,6 +10,7 @@ use std::time::Duration;
 use rustc_hash::FxHashMap;
 
 use super::errors::not_permitted;
+use super::recent_programs::RecentPrograms;
 use super::sampling_events;
 use crate::bytes::{u32_at, u64_at};
 use crate::capture::common::perf_ring::Ring;
@@ -140,6 +141,20 @@ impl SidebandRings {
     }
 }
 
+impl RawRecord {
+    fn subject(&self, body: &[u8]) -> Option<Subject> {
+        let (pid, parent) = (u32_at(body, 0)?, u32_at(body, 4)?);
+        Some(match self.kind {
+            perf::PERF_RECORD_FORK if pid != parent => Subject::Child(pid, parent),
+            perf::PERF_RECORD_COMM if u32::from(self.misc) & perf::PERF_RECORD_MISC_COMM_EXEC != 0 => {
+                Subject::Executing(pid)
+            }
+            perf::PERF_RECORD_EXIT if u32_at(body, 8) == Some(pid) => Subject::FirstThreadEnds(pid),
+            _ => Subject::Process(pid),
+        })
+    }
+}
+
 impl RawRecords {
     fn add(&mut self, kind: u32, misc: u16, body: &[u8]) {
         if kind == perf::PERF_RECORD_LOST {
@@ -160,20 +175,28 @@ impl RawRecords {
         });
     }
 
+    /// Takes note of the programs that begin, and of what they map, in processes that `is_known` does not accept.
+    pub fn add_to(&self, recent: &mut RecentPrograms, is_known: impl Fn(Pid) -> bool) {
+        for r in &self.records {
+            let body = &self.bytes[r.body.clone()];
+            let Some(pid) = u32_at(body, 0).filter(|pid| !is_known(*pid)) else {
+                continue;
+            };
+            match r.subject(body) {
+                Some(Subject::Executing(pid)) => recent.begin(pid, r.time),
+                _ if r.kind == perf::PERF_RECORD_MMAP2 => recent.map(pid, body),
+                _ => {}
+            }
+        }
+    }
+
     /// Decodes, in chronological order, those whose subject `wants` accepts.
     pub fn decode(&self, mut wants: impl FnMut(Subject) -> bool) -> Vec<SidebandRecord> {
         let decoded = self.records.iter().filter_map(|r| {
             let body = &self.bytes[r.body.clone()];
-            let (pid, parent) = (u32_at(body, 0)?, u32_at(body, 4)?);
-            let subject = match r.kind {
-                perf::PERF_RECORD_FORK if pid != parent => Subject::Child(pid, parent),
-                perf::PERF_RECORD_COMM if u32::from(r.misc) & perf::PERF_RECORD_MISC_COMM_EXEC != 0 => {
-                    Subject::Executing(pid)
-                }
-                perf::PERF_RECORD_EXIT if u32_at(body, 8) == Some(pid) => Subject::FirstThreadEnds(pid),
-                _ => Subject::Process(pid),
-            };
-            wants(subject).then(|| sideband::decode(r.kind, r.misc, body))??.ok()
+            wants(r.subject(body)?)
+                .then(|| sideband::decode(r.kind, r.misc, body))??
+                .ok()
         });
         decoded.collect()
     }

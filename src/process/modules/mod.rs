@@ -20,7 +20,7 @@ use super::root::{OpenRoots, Root};
 use super::system::{FileKey, System};
 use crate::code_map::CodeSection;
 use crate::escape;
-use crate::event::Pid;
+use crate::event::{MappedFile, Pid};
 use crate::frame::ModuleId;
 use crate::sys;
 
@@ -169,6 +169,31 @@ impl Module {
         Some(PathBuf::from(OsStr::from_bytes(path)))
     }
 
+    /// svma of its dynamic section.
+    pub fn dynamic_section(&self) -> Option<u64> {
+        self.elf(|e| {
+            use object::read::elf::ProgramHeader;
+            let endian = e.endian();
+            let mut headers = e.elf_program_headers().iter();
+            let header = headers.find(|header| header.p_type(endian) == elf::PT_DYNAMIC)?;
+            Some(header.p_vaddr(endian))
+        })
+        .flatten()
+    }
+
+    /// svma of the pointer that the loader sets for debuggers, to its list of libraries (`DT_DEBUG`).
+    pub fn loader_list(&self) -> Option<u64> {
+        let at = self.elf(|e| {
+            let table = e.elf_dynamic_table().ok()?;
+            table
+                .iter()
+                .take(MAX_DYNAMIC)
+                .position(|entry| entry.tag == elf::DT_DEBUG)
+        })??;
+        // (The value is the second word of an entry.)
+        self.dynamic_section()?.checked_add(16 * at as u64 + 8)
+    }
+
     fn dynamic_strings(&self, wanted: impl Fn(elf::DynamicTag) -> bool) -> Vec<String> {
         self.elf(|e| {
             let Ok(table) = e.elf_dynamic_table() else {
@@ -288,6 +313,8 @@ pub struct Modules {
     closed: Arc<Module>,
     by_file: FxHashMap<FileKey, ModuleId>,
     by_name: FxHashMap<Vec<u8>, ModuleId>,
+    /// By device and inode as the kernel numbers them in lists of mappings; stat(2) has others on some file systems.
+    by_mapping: FxHashMap<((u32, u32), u64), ModuleId>,
     roots: OpenRoots,
     /// Files opened before their events are handled, by process, start and path.
     ahead: FxHashMap<(Pid, u64, Vec<u8>), Option<OpenedFile>>,
@@ -303,6 +330,7 @@ impl Default for Modules {
             closed: Arc::new(Module::missing(Vec::new(), None)),
             by_file: FxHashMap::default(),
             by_name: FxHashMap::default(),
+            by_mapping: FxHashMap::default(),
             roots: OpenRoots::default(),
             ahead: FxHashMap::default(),
             open: 0,
@@ -355,6 +383,29 @@ impl Modules {
         if self.ahead.len() < room && !self.ahead.contains_key(&key) {
             self.ahead.insert(key, system.open(pid, start, end, path, root));
         }
+    }
+
+    /// Takes note of which file a mapping is of.
+    pub fn add_mapping(&mut self, device: (u32, u32), inode: u64, id: ModuleId) {
+        if inode != 0 && self.get(id).is_file {
+            self.by_mapping.insert((device, inode), id);
+        }
+    }
+
+    /// The file of a mapping of a process that has exited is the one that is known by the same numbers, or none: the next `open`
+    /// of this mapping reads nothing. False if there is nothing to open.
+    pub fn open_known(&mut self, pid: Pid, mapped: &MappedFile) -> bool {
+        if mapped.path == b"[vdso]" {
+            return self.by_name.contains_key(&mapped.path[..]);
+        }
+        let id = self.by_mapping.get(&(mapped.device, mapped.inode));
+        let mut files = self.by_file.iter();
+        let opened = id.and_then(|id| {
+            let (key, _) = files.find(|(_, of)| *of == id)?;
+            Some((self.get(*id).content.clone(), *key))
+        });
+        self.ahead.insert((pid, mapped.start, mapped.path.clone()), opened);
+        true
     }
 
     /// The file mapped at `start..end` of a process, and whether it is new. `root` is that of the process, if known.
@@ -416,6 +467,7 @@ impl Modules {
         }
         self.by_file.retain(|_, id| !ids.contains(id));
         self.by_name.retain(|_, id| !ids.contains(id));
+        self.by_mapping.retain(|_, id| !ids.contains(id));
     }
 
     /// Whether a file was closed by [`Modules::close`].

@@ -48,7 +48,7 @@ TURN(print_frames)
 						// Enough for now: the next sample copies it.
 						c->known[cell].code = 0;
 						s->urgent = 1;
-					} else if (is_new(c->pid, code, print)) {
+					} else if (((struct head *)area)->flags & NEW || is_new(c->pid, code, print)) {
 						s->copies--;
 						if (!print || !copy_code(slot, code, print))
 							s->urgent = 1;

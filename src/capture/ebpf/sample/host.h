@@ -25,14 +25,6 @@ struct {
 	__type(value, __u32);
 } RULES SEC(".maps");
 
-// The layout of a process of which nothing is known.
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, 1);
-	__type(key, __u32);
-	__type(value, struct layout);
-} NO_LAYOUT SEC(".maps");
-
 static __always_inline int has_rule(__u64 kind, __u64 value)
 {
 	struct rule rule = { .kind = kind, .value = { value } };

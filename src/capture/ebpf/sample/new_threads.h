@@ -34,13 +34,17 @@ int forked(struct bpf_raw_tracepoint_args *ctx)
 }
 
 // Runs in a process that has begun another program: wakes the reader, which has to find its interpreter before it runs code. The
-// sideband records of what it maps first are in their ring already.
+// sideband records of what it maps first are in their ring already. Of a whole host, it is a new process from here on.
 SEC("raw_tp/sched_process_exec")
 int executed(void *ctx)
 {
 	__u32 pid = bpf_get_current_pid_tgid() >> 32;
-	void *nothing = bpf_map_lookup_elem(&PROCS, &pid) ? bpf_ringbuf_reserve(&SAMPLES, 8, 0) : 0;
+	void *nothing = 0;
 
+	if (host_rules)
+		bpf_map_delete_elem(&PROCS, &pid);
+	else if (bpf_map_lookup_elem(&PROCS, &pid))
+		nothing = bpf_ringbuf_reserve(&SAMPLES, 8, 0);
 	if (nothing)
 		bpf_ringbuf_discard(nothing, BPF_RB_FORCE_WAKEUP);
 	return 0;

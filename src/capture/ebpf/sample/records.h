@@ -16,7 +16,7 @@
 #define MAX_FRAMES 16384
 #define MAX_CFRAMES 16384
 #define MAX_KERNEL 127
-#define HEAD (544 + 8 * (REGS - 21))
+#define HEAD (576 + 8 * (REGS - 21))
 // Bytes of scratch per CPU; a power of two, so that a mask bounds an offset. A complete record is assembled in it where
 // the stack cannot go straight into the ring. SLACK bytes follow, as many as are accessed at one offset: verifiers (6.1 and
 // older) remember the mask of an offset, but not always what it was compared with.
@@ -73,7 +73,8 @@ enum { TLS_NONE, TLS_KEY_GLIBC, TLS_KEY_MUSL, TLS_OFFSET, TLS_BLOCK_GLIBC, TLS_B
 enum { REGS_OK = 1, IN_KERNEL = 2, MORE = 4, REST = 8, CODE_COPY = 16, OFF_CPU = 32, WAKER = 64, HOLDS_LOCK = 128, WORKER = 256,
        UNCHANGED = 512, STOPPED = 1024, FROZEN = 2048,
        DETACHED = 4096, // the attached thread state is none of the thread's
-       HOST = 8192 };   // of a whole host: `cgroup` and `comm` are set
+       HOST = 8192,     // of a whole host: `cgroup` and `comm` are set
+       NEW = 16384 };   // of a process that is not in PROCS: `inode`, `device` and `runtime` are set
 enum { PART_CODE, PART_NAME, PART_QUALNAME, PART_FILENAME, PART_LINES, PARTS };
 enum { FRAME_POINTER = 1, NAME_OF_COROUTINE = 2 }; // flags of `struct running`
 enum { COUNT_LOST, COUNT_SAMPLES, COUNT_TIME, COUNTERS }; // time in ns, of all samples together
@@ -172,6 +173,8 @@ struct head {
 	// Of whole hosts: the thread's cgroup (v2), and its name.
 	__u64 cgroup;
 	char comm[16];
+	// NEW: the file of its program, 0: not known, and where its interpreter is taken to be, 0: it has none that is known.
+	__u64 inode, device, runtime;
 };
 
 // A copy of a new code object: it may be freed before the reader can read it. Precedes the record of its
