@@ -522,16 +522,83 @@ fn python(lines: &str) -> Program {
     Program::start(command)
 }
 
+/// nativeprof with these capabilities: `-all,+bpf`.
+fn with_capabilities(set: &str, words: &[&str]) -> Command {
+    let mut command = Command::new("setpriv");
+    command.args([format!("--bounding-set={set}"), format!("--inh-caps={set}")]);
+    command.arg(env!("CARGO_BIN_EXE_nativeprof")).args(words);
+    command
+}
+
+/// With the capabilities that the files in `deploy/` give, and without each of them.
+#[test]
+fn doctor_names_each_capability_that_a_host_needs() {
+    const NEEDED: [&str; 6] = [
+        "bpf",
+        "perfmon",
+        "sys_ptrace",
+        "dac_read_search",
+        "checkpoint_restore",
+        "syslog",
+    ];
+    let _live = live();
+    let scratch = Scratch::new();
+    let words = ["doctor", "--host", "--json", "--dir", text(scratch.directory())];
+    let set = |without: Option<&str>| {
+        let kept = NEEDED.iter().filter(|name| Some(**name) != without);
+        kept.fold("-all".to_string(), |set, name| format!("{set},+{name}"))
+    };
+    // All at once: each loads the BPF program.
+    let cases: Vec<_> = (NEEDED.into_iter().map(Some).chain([None]))
+        .map(|without| {
+            let mut command = with_capabilities(&set(without), &words);
+            (
+                without,
+                command.stdout(Stdio::piped()).spawn().expect("nativeprof starts"),
+            )
+        })
+        .collect();
+    for (without, child) in cases {
+        let done = child.wait_with_output().expect("it ends");
+        let report: serde_json::Value = serde_json::from_slice(&done.stdout).expect("JSON");
+        let findings = report["host"]["findings"].as_array().expect("findings");
+        let name = |capability: &str| format!("CAP_{}", capability.to_uppercase());
+        for capability in NEEDED {
+            let subject = name(capability);
+            let found = findings.iter().find(|finding| finding["subject"] == *subject);
+            let found = found.unwrap_or_else(|| panic!("{subject}: {findings:#?}"));
+            let expected = match capability {
+                _ if Some(capability) != without => "ok",
+                "bpf" | "perfmon" => "missing",
+                _ => "limited",
+            };
+            let advice = found["try"].as_str().expect("a text");
+            assert_eq!(found["status"], expected, "without {without:?}: {found}");
+            let is_named = NEEDED.iter().all(|other| advice.contains(&other.to_uppercase()));
+            assert!(expected == "ok" || is_named, "without {without:?}: {found}");
+        }
+        let works = !matches!(without, Some("bpf" | "perfmon"));
+        assert_eq!(report["host"]["works"], works, "without {without:?}: {findings:#?}");
+        assert_eq!(done.status.success(), works);
+        for subject in ["kernel", "directory"] {
+            let found = findings.iter().find(|finding| finding["subject"] == subject);
+            assert!(found.is_some_and(|finding| finding["status"] == "ok"), "{findings:#?}");
+        }
+    }
+    // `host` says the same.
+    let directory = scratch.path("history");
+    for (without, expected) in [("perfmon", "CAP_PERFMON"), ("syslog", "event=limited needs=CAP_SYSLOG")] {
+        let words = ["host", "-d", "0.1", "--dir", text(&directory)];
+        let (done, said) = run(with_capabilities(&set(Some(without)), &words));
+        assert!(said.contains(expected), "{said}");
+        assert_eq!(done.status.success(), without != "perfmon", "{said}");
+    }
+}
+
 #[test]
 fn the_older_capability_permits_ebpf() {
     let _live = live();
-    let both = "-all,+sys_admin,+sys_ptrace";
-    let with = |words: &[&str]| {
-        let mut command = Command::new("setpriv");
-        command.args([format!("--bounding-set={both}"), format!("--inh-caps={both}")]);
-        command.arg(env!("CARGO_BIN_EXE_nativeprof")).args(words);
-        command
-    };
+    let with = |words: &[&str]| with_capabilities("-all,+sys_admin,+sys_ptrace", words);
     let (works, machine, _) = doctor(with(&["doctor", "--json"]));
     assert!(works && machine["eBPF sampling"].0 == "ok", "{machine:?}");
     for mode in ["cpu", "wall"] {

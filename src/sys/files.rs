@@ -2,8 +2,10 @@
 
 #![allow(unsafe_code)]
 
+use std::ffi::CString;
 use std::fs::File;
 use std::io;
+use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
@@ -187,6 +189,31 @@ pub fn lock(file: &File) -> io::Result<bool> {
         Err(e) if e.kind() == io::ErrorKind::WouldBlock => Ok(false),
         Err(e) => Err(e),
     }
+}
+
+/// Whether this process may add and remove files in a directory, by its effective user and capabilities.
+///
+/// # Errors
+/// Why not.
+pub fn may_write(directory: &Path) -> io::Result<()> {
+    let path = CString::new(directory.as_os_str().as_bytes())?;
+    let wanted = libc::W_OK | libc::X_OK;
+    // SAFETY: a string that ends in a NUL, and integers.
+    check(unsafe { libc::faccessat(libc::AT_FDCWD, path.as_ptr(), wanted, libc::AT_EACCESS) }.into()).map(drop)
+}
+
+/// Bytes that users other than root can still write to the file system of this path.
+///
+/// # Errors
+/// Those of statvfs(3).
+pub fn free_space(path: &Path) -> io::Result<u64> {
+    let path = CString::new(path.as_os_str().as_bytes())?;
+    let mut found = MaybeUninit::<libc::statvfs>::uninit();
+    // SAFETY: a string that ends in a NUL, and a place for the result.
+    check(unsafe { libc::statvfs(path.as_ptr(), found.as_mut_ptr()) }.into())?;
+    // SAFETY: the call has filled it.
+    let found = unsafe { found.assume_init() };
+    Ok(found.f_bavail.saturating_mul(found.f_frsize))
 }
 
 /// An empty file in memory, close-on-exec.

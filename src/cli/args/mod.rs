@@ -95,8 +95,9 @@ pub enum Command {
     Push(PushCommand),
     /// Check permissions and kernel support, and print how to fix what is missing; with a process, check that too
     #[command(
-        after_help = "Exit code: 0 if sampling works, else 1.\n\nExamples:\n  nativeprof doctor\n  \
-                            sudo nativeprof doctor 1234\n  sudo nativeprof doctor server.py"
+        after_help = "Exit code: 0 if sampling works, with --host if `nativeprof host` works; else 1.\n\nExamples:\n  \
+                            nativeprof doctor\n  sudo nativeprof doctor 1234\n  sudo nativeprof doctor server.py\n  \
+                            sudo nativeprof doctor --host --dir /var/lib/nativeprof"
     )]
     Doctor(Doctor),
     /// Measure accuracy and overhead on this machine against a calibrated workload
@@ -201,6 +202,12 @@ pub struct Doctor {
     /// Alternative to the positional PID
     #[arg(short, long, value_name = "PID", value_parser = pid, conflicts_with = "process")]
     pub pid: Option<u32>,
+    /// Also check what `host` needs, with the privileges that it keeps
+    #[arg(long, conflicts_with_all = ["process", "pid"])]
+    pub host: bool,
+    /// With --host: directory for the history, which is not created
+    #[arg(long, value_name = "DIR", requires = "host")]
+    pub dir: Option<PathBuf>,
     /// Print JSON
     #[arg(long)]
     pub json: bool,

@@ -18,6 +18,8 @@ use crate::host::labels::{LabelOptions, LabelReader};
 use crate::host::logs::{Log, LogFormat};
 use crate::host::recorder::{HostOptions, HostRecorder, Surroundings};
 use crate::host::sd_notify::{self, Notifier};
+use crate::privileges::checks::host::State;
+use crate::privileges::checks::{self, MissingPrivilege, SystemFacts};
 use crate::privileges::credentials::{self, Caps, UserQuery};
 use crate::privileges::phases;
 use crate::session::{Grouping, Recording, SessionOptions};
@@ -36,6 +38,7 @@ const LONGEST_RESTART: Duration = Duration::from_secs(60);
 /// `Usage` for cgroups, containers and users that are not there; those of the history and of the backend.
 pub fn host(options: &Host) -> Result<()> {
     check_rate(options.rate)?;
+    let limited = check_capabilities()?;
     let filter = filter(&options.filter)?;
     let limits = Limits {
         keep: Some(Duration::from_secs_f64(options.keep)),
@@ -85,6 +88,9 @@ pub fn host(options: &Host) -> Result<()> {
             ("backend", &recording.backend_name()),
         ],
     );
+    for MissingPrivilege { feature, reason, fix } in &limited {
+        log.event("limited", &[("needs", feature), ("why", reason), ("try", fix)]);
+    }
     let mut network = || sender.as_mut().and_then(|sender| sender.keep_running(&log));
     let recorder = HostRecorder::new(
         recording,
@@ -110,6 +116,22 @@ pub fn host(options: &Host) -> Result<()> {
     let done = recorder.run();
     log.event("stopped", &[]);
     done
+}
+
+/// Capabilities without which segments have less in them.
+///
+/// # Errors
+/// `NotPermitted`: one is missing without which there are none.
+fn check_capabilities() -> Result<Vec<MissingPrivilege>> {
+    let mut limited = Vec::new();
+    for need in checks::host::capabilities(&SystemFacts::read()) {
+        match need.state {
+            State::Met(_) => {}
+            State::Limited(missing) => limited.push(missing),
+            State::Missing(missing) => return Err(missing.error("recording a host is not permitted")),
+        }
+    }
+    Ok(limited)
 }
 
 /// Which processes are sampled; never our own.

@@ -10,6 +10,8 @@ use super::credentials::{Cap, Caps};
 use crate::error::{Error, ErrorKind};
 use crate::event::Pid;
 
+pub mod host;
+
 pub use crate::privileges::facts::{Lockdown, SystemFacts, TargetFacts};
 
 /// A missing privilege.
@@ -42,6 +44,28 @@ impl MissingPrivilege {
 /// Capabilities of the file with which every user can sample every process.
 const FILE_CAPABILITIES: &str = "cap_bpf,cap_perfmon,cap_sys_ptrace,cap_syslog+ep";
 
+/// What somebody wants to run, for the advice on how to get capabilities: all that it needs is named at once, so that a container
+/// has to be restarted only once.
+struct Purpose {
+    feature: &'static str,
+    /// Capabilities that it needs in any case.
+    all: &'static [Cap],
+    /// Its command, after `sudo nativeprof `.
+    command: &'static str,
+    /// Whether ordinary users run it: capabilities of the file are an alternative then.
+    by_users: bool,
+}
+
+/// Sampling of a process, for this feature.
+const fn sampling(feature: &'static str) -> Purpose {
+    Purpose {
+        feature,
+        all: &[Cap::Bpf, Cap::Perfmon, Cap::SysPtrace],
+        command: "...",
+        by_users: true,
+    }
+}
+
 /// Features as doctor names them.
 pub const EBPF: &str = "eBPF sampling";
 pub const OTHER_PROCESSES: &str = "reading other processes";
@@ -50,6 +74,20 @@ pub const KERNEL_NAMES: &str = "kernel symbols";
 
 /// What prevents eBPF sampling, the first cause first.
 pub fn ebpf(f: &SystemFacts) -> Vec<MissingPrivilege> {
+    let mut found = kernel(f);
+    let missing = missing(f, &[Cap::Bpf, Cap::Perfmon]);
+    found.extend(capability_advice(f, &sampling(EBPF), &missing));
+    if found.is_empty() {
+        found.extend(inner_pids(
+            f,
+            "run `nativeprof attach PID` on the host, or in a container that shares the host's PID namespace",
+        ));
+    }
+    found
+}
+
+/// What prevents eBPF sampling in this kernel, whatever the user may do.
+fn kernel(f: &SystemFacts) -> Vec<MissingPrivilege> {
     let mut found = Vec::new();
     if f.perf_event_paranoid.is_none() {
         found.push(MissingPrivilege::new(
@@ -58,8 +96,6 @@ pub fn ebpf(f: &SystemFacts) -> Vec<MissingPrivilege> {
             "use a kernel built with CONFIG_PERF_EVENTS, and mount /proc",
         ));
     }
-    let missing = missing(f, &[Cap::Bpf, Cap::Perfmon]);
-    found.extend(capability_advice(f, EBPF, &missing));
     if f.lockdown == Lockdown::Confidentiality {
         found.push(MissingPrivilege::new(
             EBPF,
@@ -67,16 +103,18 @@ pub fn ebpf(f: &SystemFacts) -> Vec<MissingPrivilege> {
             "boot with the kernel parameter lockdown=integrity",
         ));
     }
-    // Programs in the kernel see the process numbers of the host, and would sample no process by the numbers known
-    // here.
-    if f.inner_pid_ns && found.is_empty() {
-        found.push(MissingPrivilege::new(
+    found
+}
+
+/// Programs in the kernel see the process numbers of the host, and would sample no process by the numbers known here.
+fn inner_pids(f: &SystemFacts, fix: &str) -> Option<MissingPrivilege> {
+    f.inner_pid_ns.then(|| {
+        MissingPrivilege::new(
             EBPF,
             "nativeprof runs in its own PID namespace (a container), so its PIDs differ from the kernel's",
-            "run `nativeprof attach PID` on the host, or in a container that shares the host's PID namespace",
-        ));
-    }
-    found
+            fix,
+        )
+    })
 }
 
 /// Explains why the kernel refused a call that eBPF sampling needs with this error.
@@ -136,7 +174,7 @@ pub fn bpf_maps_are_locked_memory(f: &SystemFacts) -> bool {
 
 /// What prevents reading memory of processes of other users.
 pub fn other_processes(f: &SystemFacts) -> Option<MissingPrivilege> {
-    capability_advice(f, OTHER_PROCESSES, &missing(f, &[Cap::SysPtrace]))
+    capability_advice(f, &sampling(OTHER_PROCESSES), &missing(f, &[Cap::SysPtrace]))
 }
 
 /// What hides the addresses in /proc/kallsyms (`kallsyms_show_value`, kernel/ksyms_common.c, Linux 6.18).
@@ -155,7 +193,7 @@ pub fn kernel_names(f: &SystemFacts) -> Option<MissingPrivilege> {
             "sudo sysctl kernel.kptr_restrict=1",
         ));
     }
-    capability_advice(f, KERNEL_NAMES, &missing(f, &[Cap::Syslog]))
+    capability_advice(f, &sampling(KERNEL_NAMES), &missing(f, &[Cap::Syslog]))
 }
 
 /// What prevents reading the memory of this live process.
@@ -233,14 +271,14 @@ fn check_access(f: &SystemFacts, t: &TargetFacts, feature: &'static str) -> Opti
             f.exe
         );
         let reachable = f.bounding.has(Cap::SysPtrace) && !f.no_new_privs;
-        return Some(match capability_advice(f, feature, &[Cap::SysPtrace]) {
+        return Some(match capability_advice(f, &sampling(feature), &[Cap::SysPtrace]) {
             Some(missing) if !reachable => MissingPrivilege { reason, ..missing },
             _ => MissingPrivilege::new(feature, reason, fix),
         });
     } else {
         return None;
     };
-    let missing = capability_advice(f, feature, &[Cap::SysPtrace])?;
+    let missing = capability_advice(f, &sampling(feature), &[Cap::SysPtrace])?;
     let plain = f.bounding.has(Cap::SysPtrace) && !f.no_new_privs && f.uid != 0;
     Some(MissingPrivilege {
         fix: if plain {
@@ -265,52 +303,57 @@ fn missing(f: &SystemFacts, wanted: &[Cap]) -> Vec<Cap> {
     wanted.iter().copied().filter(is_missing).collect()
 }
 
-/// How to get these capabilities; `None` if the list is empty.
-fn capability_advice(f: &SystemFacts, feature: &'static str, caps: &[Cap]) -> Option<MissingPrivilege> {
+/// How to get these capabilities for a purpose; `None` if the list is empty.
+fn capability_advice(f: &SystemFacts, purpose: &Purpose, caps: &[Cap]) -> Option<MissingPrivilege> {
     let first = caps.first()?;
     let names: Vec<_> = caps.iter().map(|c| c.name()).collect();
     let names = match names.split_last() {
         Some((last, rest)) if !rest.is_empty() => format!("{} and {last}", rest.join(", ")),
         _ => first.name().to_string(),
     };
-    let advice = |reason: String, fix: String| Some(MissingPrivilege::new(feature, reason, fix));
+    let advice = |reason: String, fix: String| Some(MissingPrivilege::new(purpose.feature, reason, fix));
+    let others = caps.iter().filter(|cap| !purpose.all.contains(cap));
+    let wanted: Vec<&str> = purpose.all.iter().chain(others).map(|cap| cap.name()).collect();
+    let short: Vec<&str> = wanted.iter().map(|name| name.trim_start_matches("CAP_")).collect();
+    let options = || {
+        short
+            .iter()
+            .map(|name| format!("--cap-add={name}"))
+            .collect::<Vec<_>>()
+            .join(" ")
+    };
     if f.inner_user_ns && *first != Cap::SysPtrace {
         let fix = match f.container {
-            Some("Podman") => "run the container as root: sudo podman run --cap-add=BPF,PERFMON,SYS_PTRACE ...",
-            Some("Docker") => {
-                "run the container with --userns=host --cap-add=BPF --cap-add=PERFMON --cap-add=SYS_PTRACE"
-            }
-            _ => "run nativeprof outside of the container, with sudo",
+            Some("Podman") => format!(
+                "run the container as root: sudo podman run --cap-add={} ...",
+                short.join(",")
+            ),
+            Some("Docker") => format!("run the container with --userns=host {}", options()),
+            _ => "run nativeprof outside of the container, with sudo".into(),
         };
         return advice(
             format!("{names} have no effect in a user namespace (a rootless container, or unshare)"),
-            fix.into(),
+            fix,
         );
     }
     if !f.bounding.holds(Caps::of(caps)) {
-        // All that sampling needs, so that the container needs to be restarted only once.
-        let mut add = vec!["BPF", "PERFMON", "SYS_PTRACE"];
-        for name in caps.iter().map(|c| c.name().trim_start_matches("CAP_")) {
-            if !add.contains(&name) {
-                add.push(name);
-            }
-        }
         return match f.container {
             Some(kind) => advice(
                 format!("this {kind} container was started without {names}"),
                 match kind {
-                    "Kubernetes" => format!("securityContext: {{capabilities: {{add: [{}]}}}}", add.join(", ")),
+                    "Kubernetes" => format!("securityContext: {{capabilities: {{add: [{}]}}}}", short.join(", ")),
                     "LXC" => "remove them from lxc.cap.drop, or run nativeprof outside of the container".into(),
-                    _ => {
-                        let add: Vec<_> = add.iter().map(|name| format!("--cap-add={name}")).collect();
-                        format!("{} run {} ...", kind.to_lowercase(), add.join(" "))
-                    }
+                    _ => format!("{} run {} ...", kind.to_lowercase(), options()),
                 },
             ),
             None => advice(
-                format!("{names} cannot be obtained in this session, even with sudo (not in its capability bounding set)"),
-                "run it from a login shell, or in a systemd unit set CapabilityBoundingSet=CAP_BPF CAP_PERFMON CAP_SYS_PTRACE"
-                    .into(),
+                format!(
+                    "{names} cannot be obtained in this session, even with sudo (not in its capability bounding set)"
+                ),
+                format!(
+                    "run it from a login shell, or in a systemd unit set CapabilityBoundingSet={}",
+                    wanted.join(" ")
+                ),
             ),
         };
     }
@@ -326,14 +369,14 @@ fn capability_advice(f: &SystemFacts, feature: &'static str, caps: &[Cap]) -> Op
             "run it with sudo from another session".into(),
         );
     }
-    advice(
-        format!("this user does not have {names}"),
-        format!(
-            "sudo {exe} ...   or, permanently: sudo setcap {FILE_CAPABILITIES} {path}",
-            exe = f.exe,
+    let mut fix = format!("sudo {} {}", f.exe, purpose.command);
+    if purpose.by_users {
+        fix += &format!(
+            "   or, permanently: sudo setcap {FILE_CAPABILITIES} {path}",
             path = f.exe_path()
-        ),
-    )
+        );
+    }
+    advice(format!("this user does not have {names}"), fix)
 }
 
 /// The error for a program that is setuid or setgid: all who may execute it could read and write files, and run

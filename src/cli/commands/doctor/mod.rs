@@ -2,6 +2,7 @@
 
 use std::fmt::Write as _;
 use std::io::{self, Write};
+use std::path::Path;
 
 use clap::ValueEnum;
 use serde_json::{Value, json};
@@ -15,9 +16,10 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::escape::line;
 use crate::event::Pid;
 use crate::privileges::checks;
+use crate::privileges::checks::host::{DirectoryFacts, HostNeed, State, VisibleCgroups};
 use crate::privileges::checks::{MissingPrivilege, SystemFacts, TargetFacts};
 use crate::privileges::credentials;
-use crate::privileges::credentials::{Cap, User, UserQuery};
+use crate::privileges::credentials::{Cap, Caps, User, UserQuery};
 use crate::privileges::phases;
 use crate::process::modules::Module;
 use crate::sys::procfs;
@@ -25,6 +27,9 @@ use crate::sys::procfs;
 use trials::{EbpfTrial, EbpfTrials};
 
 mod trials;
+
+/// Subject of the finding about the BPF program of `host`.
+const TRIAL: &str = "trial";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Status {
@@ -78,12 +83,22 @@ struct UsableBackends {
     ptrace: bool,
 }
 
-/// Writes the report. True if sampling would work.
+/// Writes the report. True if sampling would work, or with `--host` a recording of the host.
 ///
 /// # Errors
 /// `NoSuchProcess`, `Usage` for a name that several processes have, `Unsupported` for one that cannot be inspected; `Io`.
 pub fn doctor(options: &Doctor) -> Result<bool> {
-    let caller = phases::switch_to_invoking_user()?;
+    // `host` stays the user who started it.
+    let caller = if options.host {
+        None
+    } else {
+        phases::switch_to_invoking_user()?
+    };
+    let directory = options
+        .host
+        .then(|| restrict_as_host(options.dir.as_deref()))
+        .transpose()?
+        .flatten();
     let named = options.pid.map(ProcessRef::Pid).or(options.process.clone());
     let pid = named.map(|process| discover::find(&process)).transpose()?;
     pid.map(check_target).transpose()?;
@@ -112,13 +127,24 @@ pub fn doctor(options: &Doctor) -> Result<bool> {
             [findings, check_process(target.pid)].concat()
         }
     };
-    let works = usable.ebpf || usable.ptrace;
+    let (host, host_works) = if options.host {
+        let needs = checks::host::needs(&facts, VisibleCgroups::read(), directory.as_ref());
+        check_host(needs, trials::try_host())
+    } else {
+        (Vec::new(), true)
+    };
+    let works = if options.host {
+        host_works
+    } else {
+        usable.ebpf || usable.ptrace
+    };
     let text = if options.json {
         let value = json!({
             "version": JSON_VERSION,
             "works": works,
             "machine": as_json(&machine),
             "process": target.map(|t| json!({"pid": t.pid, "findings": as_json(&process)})),
+            "host": options.host.then(|| json!({"works": host_works, "findings": as_json(&host)})),
         });
         format!("{value:#}\n")
     } else {
@@ -128,7 +154,17 @@ pub fn doctor(options: &Doctor) -> Result<bool> {
             let title = format!("Process {}: {}", pid_label(t.pid), procfs::command_line(t.pid));
             let _ = write!(text, "\n{}", section(&title, &process, &style));
         }
-        let verdict = if !works {
+        if options.host {
+            let _ = write!(text, "\n{}", section("All processes: `nativeprof host`", &host, &style));
+        }
+        let is_limited = host.iter().any(|finding| finding.status != Status::Ok);
+        let verdict = if options.host {
+            match (works, is_limited) {
+                (false, _) => "`nativeprof host` does not work.",
+                (true, true) => "`nativeprof host` works, with limits.",
+                (true, false) => "`nativeprof host` works.",
+            }
+        } else if !works {
             "Sampling does not work."
         } else if usable.ebpf {
             "Sampling works."
@@ -245,6 +281,46 @@ fn check_system(f: &SystemFacts, trial: Result<EbpfTrial>, may: UsableBackends) 
         });
     }
     (all, usable)
+}
+
+/// Keeps the privileges that `host` keeps. Returns what is known of its directory.
+fn restrict_as_host(directory: Option<&Path>) -> Result<Option<DirectoryFacts>> {
+    // A new one is made before that.
+    let new = directory.map(DirectoryFacts::read).filter(|facts| !facts.exists);
+    phases::restrict_to_setup(Caps::NONE)?;
+    Ok(new.or_else(|| directory.map(DirectoryFacts::read)))
+}
+
+/// Findings about a recording of all processes, and whether it works.
+fn check_host(needs: Vec<HostNeed>, trial: Result<EbpfTrial>) -> (Vec<Finding>, bool) {
+    let mut all: Vec<Finding> = needs.into_iter().map(of_need).collect();
+    let is_explained = all.iter().any(|finding| finding.status == Status::Missing);
+    match trial {
+        Ok(_) => all.push(Finding::ok(
+            TRIAL,
+            "the BPF program, its tracepoints and its events work",
+        )),
+        Err(_) if is_explained => {}
+        Err(e) => all.push(Finding {
+            status: Status::Missing,
+            fix: e.hint,
+            ..Finding::ok(TRIAL, format!("{}: {}", e.what, e.why))
+        }),
+    }
+    let works = all.iter().all(|finding| finding.status != Status::Missing);
+    (all, works)
+}
+
+fn of_need(need: HostNeed) -> Finding {
+    let (status, missing) = match need.state {
+        State::Met(text) => return Finding::ok(need.subject, text),
+        State::Limited(missing) => (Status::Limited, missing),
+        State::Missing(missing) => (Status::Missing, missing),
+    };
+    Finding {
+        subject: need.subject,
+        ..Finding::missing(status, missing)
+    }
 }
 
 /// May this process be sampled, and how?

@@ -2,7 +2,7 @@
 
 use crate::capture::ebpf::EbpfBackend;
 use crate::capture::ebpf::switch_in::SwitchInHook;
-use crate::capture::{Backend, EventKind, Mode, OffCpuOptions, SamplingOptions};
+use crate::capture::{Backend, EventKind, HostFilter, Mode, OffCpuOptions, SamplingOptions};
 use crate::error::Result;
 
 /// What a trial of eBPF found.
@@ -24,7 +24,7 @@ impl EbpfTrials {
     /// Tries the larger set of programs first: if the kernel accepts it with task works, the other is a part of it and
     /// need not be verified again.
     pub fn run() -> EbpfTrials {
-        let wall = open(Mode::Wall).map(|backend| {
+        let wall = open(Mode::Wall, None).map(|backend| {
             let (mut words, mut is_same) = (Vec::new(), true);
             if let Some((hook, missing)) = backend.off_cpu_hook() {
                 words.push(hook.to_string());
@@ -38,7 +38,7 @@ impl EbpfTrials {
             Err(e) => (Err(e), None),
         };
         EbpfTrials {
-            cpu: cpu.map_or_else(|| open(Mode::Cpu).map(|backend| EbpfTrial::of(&backend)), Ok),
+            cpu: cpu.map_or_else(|| open(Mode::Cpu, None).map(|backend| EbpfTrial::of(&backend)), Ok),
             off_cpu,
         }
     }
@@ -53,8 +53,13 @@ impl EbpfTrial {
     }
 }
 
+/// Loads the program and attaches it as a recording of all processes would.
+pub(super) fn try_host() -> Result<EbpfTrial> {
+    open(Mode::Cpu, Some(HostFilter::default())).map(|backend| EbpfTrial::of(&backend))
+}
+
 /// Loads the program and opens the events as a recording would.
-fn open(mode: Mode) -> Result<EbpfBackend> {
+fn open(mode: Mode, host: Option<HostFilter>) -> Result<EbpfBackend> {
     EbpfBackend::new(&SamplingOptions {
         rate: 99,
         event: EventKind::Auto,
@@ -64,6 +69,6 @@ fn open(mode: Mode) -> Result<EbpfBackend> {
         off_cpu: OffCpuOptions::default(),
         workers: false,
         spans: false,
-        host: None,
+        host,
     })
 }
