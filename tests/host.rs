@@ -3,9 +3,12 @@
 //! Needs root, and a hierarchy of cgroups of version 2; fails with a message where one is missing.
 
 use std::fs;
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
+use common::receiver::Receiver;
 use common::recording::{Recording, Running, TRUTH};
 use common::{Program, Python, Scratch, each_third_python, live, nativeprof, newest_python, pythons};
 
@@ -232,6 +235,60 @@ fn one_recorder_writes_a_history_and_what_it_wrote_stays() {
     assert!(!names.iter().any(|name| name.ends_with(".tmp")), "{names:?}");
 }
 
+/// Tokens are read again at SIGHUP, which the service manager sends to the recorder.
+#[test]
+fn a_reload_reaches_the_process_that_sends() {
+    let _live = live();
+    let scratch = Scratch::new();
+    let directory = scratch.path("history");
+    let token = scratch.path("token");
+    fs::write(&token, "one").expect("written");
+    let mut receiver = Receiver::start("");
+    let mut busy = program();
+    let pid = busy.pid().to_string();
+    let token_file = token.to_str().expect("UTF-8");
+    let url = receiver.url();
+    let words = ["--pid", &pid, "-r", "200", "--push", &url, "--token-file", token_file];
+    let running = start(&directory, &words);
+    assert_eq!(receiver.next()["headers"]["authorization"], "Bearer one");
+    fs::write(&token, "two").expect("written");
+    running.signal("HUP");
+    // Messages may be on their way.
+    let is_new = (0..10).any(|_| receiver.next()["headers"]["authorization"] == "Bearer two");
+    assert!(is_new, "the token was not read again");
+    stop(running);
+    busy.finish();
+}
+
+/// Without a receiver, too.
+#[test]
+fn metrics_of_the_recorder_are_served() {
+    let _live = live();
+    let scratch = Scratch::new();
+    let directory = scratch.path("history");
+    let socket = scratch.path("metrics");
+    let mut busy = program();
+    let pid = busy.pid().to_string();
+    let address = format!("unix:{}", socket.display());
+    let mut running = start(&directory, &["--pid", &pid, "-r", "200", "--metrics", &address]);
+    running.read_until("metrics are served at");
+    running.read_until("file=0000000002-");
+    let mut stream = UnixStream::connect(&socket).expect("a connection");
+    stream.write_all(b"GET /metrics HTTP/1.1\r\n\r\n").expect("sent");
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).expect("an answer");
+    for name in [
+        "samples_total{quality=\"exact\"}",
+        "cpu_seconds_total{part=\"network\"}",
+        "segments_written_total",
+    ] {
+        assert!(answer.contains(&format!("\nnativeprof_{name} ")), "{name}: {answer}");
+    }
+    assert!(!answer.contains("nativeprof_push_"), "{answer}");
+    stop(running);
+    busy.finish();
+}
+
 #[test]
 fn wrong_words_are_explained() {
     let scratch = Scratch::new();
@@ -250,6 +307,7 @@ fn wrong_words_are_explained() {
         (&["--pid", "4000000"], "no process"),
         (&["--max-cpu", "none"], "percent"),
         (&["--keep", "soon"], "an age is a number"),
+        (&["--token-file", "token"], "--token-file is for a receiver"),
     ] {
         let done = ours(words);
         let said = String::from_utf8_lossy(&done.stderr).into_owned();

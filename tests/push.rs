@@ -2,95 +2,23 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{Read, Write};
 use std::net::TcpListener;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdout, Command, Output, Stdio};
+use std::process::{Child, Command, Output};
 
 use flate2::Compression;
 use flate2::write::GzEncoder;
 use serde_json::{Value, json};
 
-use common::{Scratch, nativeprof, newest_python, viewers};
+use common::receiver::Receiver;
+use common::{Scratch, nativeprof};
 
 mod common;
 
 /// Samples of a segment.
 const SAMPLES: u64 = 407;
-
-struct Receiver {
-    child: Child,
-    events: BufReader<ChildStdout>,
-    port: u16,
-}
-
-impl Receiver {
-    /// One that gives these answers first; see `tests/push/receiver.py`.
-    fn start(answers: &str) -> Receiver {
-        Receiver::with_files(answers, &[])
-    }
-
-    fn with_files(answers: &str, tls: &[&Path]) -> Receiver {
-        let mut python = Command::new(&newest_python().exe);
-        python.env("PYTHONPATH", viewers("python"));
-        Receiver::run(python, "receiver.py", answers, tls)
-    }
-
-    /// The same over gRPC, with statuses for answers; see `tests/push/grpc_receiver.py`.
-    fn of_grpc(answers: &str, tls: &[&Path]) -> Receiver {
-        let mut python = Command::new(viewers("grpc/bin/python"));
-        python.env("GRPC_VERBOSITY", "NONE");
-        Receiver::run(python, "grpc_receiver.py", answers, tls)
-    }
-
-    fn run(mut python: Command, script: &str, answers: &str, tls: &[&Path]) -> Receiver {
-        let mut child = python
-            .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/push").join(script))
-            .arg(answers)
-            .args(tls)
-            .stdout(Stdio::piped())
-            .spawn()
-            .expect("Python starts");
-        let mut events = BufReader::new(child.stdout.take().expect("a pipe"));
-        let port = next_event(&mut events).expect("a line")["port"]
-            .as_u64()
-            .expect("a port");
-        Receiver {
-            child,
-            events,
-            port: port as u16,
-        }
-    }
-
-    fn url(&self) -> String {
-        format!("http://127.0.0.1:{}", self.port)
-    }
-
-    /// Waits for the next request that it has read.
-    fn next(&mut self) -> Value {
-        next_event(&mut self.events).expect("a line")
-    }
-
-    /// Ends it: the requests that were not waited for.
-    fn end(mut self) -> Vec<Value> {
-        self.child.kill().expect("running");
-        std::iter::from_fn(|| next_event(&mut self.events)).collect()
-    }
-}
-
-impl Drop for Receiver {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-fn next_event(events: &mut BufReader<ChildStdout>) -> Option<Value> {
-    let mut line = String::new();
-    events.read_line(&mut line).expect("readable");
-    serde_json::from_str(&line).ok()
-}
 
 /// A segment; the name of a source file in it is its number.
 fn segment(number: u64) -> Vec<u8> {

@@ -2,6 +2,7 @@
 
 #![allow(unsafe_code)]
 
+use std::process::Child;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
 
 use super::spawn::GroupProbe;
@@ -87,6 +88,15 @@ pub fn renew_at_hangup() {
 /// Number of SIGHUP since [`renew_at_hangup`].
 pub fn hangups() -> u32 {
     HANGUPS.load(Ordering::Relaxed)
+}
+
+/// Sends SIGHUP to a child: one of ours reads its settings again.
+pub fn hang_up(child: &mut Child) {
+    // A process that was waited for has no number any more; another one may have got it.
+    if let (Ok(None), Ok(pid)) = (child.try_wait(), i32::try_from(child.id())) {
+        // SAFETY: two integers; the process has not been reaped.
+        unsafe { libc::kill(pid, libc::SIGHUP) };
+    }
 }
 
 /// From now on signals that this process receives are passed on to a command that it has started. With `ends_with_us`

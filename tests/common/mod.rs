@@ -14,6 +14,7 @@ pub mod chance;
 pub mod environments;
 pub mod programs;
 pub mod pythons;
+pub mod receiver;
 pub mod recording;
 
 pub use programs::Program;

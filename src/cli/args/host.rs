@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum};
 
 use super::pid;
+use super::push::CredentialArgs;
 use super::shared::{self, number_and_unit, seconds};
 use crate::profile::labels::LabelFilter;
 
@@ -51,13 +52,15 @@ pub struct Host {
     /// Form of the log on standard error
     #[arg(long, value_enum, value_name = "FORMAT", default_value_t = LogFormatArg::Logfmt)]
     pub log_format: LogFormatArg,
-    /// Also send each segment to this receiver, as `push` does; OTEL_EXPORTER_OTLP_* variables have headers and certificates
+    /// Serve metrics for Prometheus at GET /metrics of a port, such as 127.0.0.1:7071, or of a Unix socket, such as
+    /// unix:/run/nativeprof/metrics; they are in DIR/metrics.prom in any case
+    #[arg(long, value_name = "ADDRESS")]
+    pub metrics: Option<String>,
+    /// Also send each segment to this receiver, as `push` does; OTEL_EXPORTER_OTLP_* variables are used as well
     #[arg(long, value_name = "URL")]
     pub push: Option<String>,
-    /// With --push: serve metrics for Prometheus at GET /metrics of a port, such as 127.0.0.1:7071, or of a Unix socket, such as
-    /// unix:/run/nativeprof/metrics. Without it they are in DIR/metrics.prom
-    #[arg(long, value_name = "ADDRESS", requires = "push")]
-    pub metrics: Option<String>,
+    #[command(flatten, next_help_heading = "With --push")]
+    pub credentials: CredentialArgs,
 }
 
 /// Which processes to sample. Without any of these, all.

@@ -14,7 +14,7 @@ mod shared;
 
 pub use diff::{DiffBy, DiffCommand, DiffFormat, Normalize};
 pub use host::{Host, HostFilterArgs, LogFormatArg};
-pub use push::PushCommand;
+pub use push::{CredentialArgs, PushCommand};
 pub use shared::{
     Browse, DebuginfodArg, FrameArgs, HistoryArgs, LabelArgs, ProcessRef, Sampling, SymbolArgs, TargetArg, TaskArgs,
     TimePoint, TimeRangeArgs, ViewArgs,

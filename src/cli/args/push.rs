@@ -1,5 +1,6 @@
 //! Arguments of `push`.
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::Args;
@@ -23,6 +24,29 @@ pub struct PushCommand {
     /// Send what is there, and end
     #[arg(long)]
     pub once: bool,
+    #[command(flatten)]
+    pub credentials: CredentialArgs,
+    /// Largest message before compression; most receivers take 4 MiB
+    #[arg(long, value_name = "BYTES", default_value = "4M", value_parser = message_size)]
+    pub max_message: usize,
+    /// Serve metrics of sending and recording for Prometheus at GET /metrics of a port, such as 127.0.0.1:7071, or of a Unix
+    /// socket, such as unix:/run/nativeprof/metrics
+    #[arg(long, value_name = "ADDRESS", conflicts_with = "once")]
+    pub metrics: Option<String>,
+    /// Serve metrics of recording, and send nothing
+    #[arg(long, hide = true, requires = "metrics", conflicts_with = "to")]
+    pub metrics_only: bool,
+    /// How long a message may take, with its answer [default: OTEL_EXPORTER_OTLP_TIMEOUT, else 10s]
+    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    pub timeout: Option<f64>,
+    /// Longest wait between attempts; the first is a second, each is twice the one before
+    #[arg(long, value_name = "SECONDS", default_value = "1m", value_parser = seconds)]
+    pub longest_wait: f64,
+}
+
+/// Files with what a receiver asks for. No option has a secret itself: every user sees the arguments of commands.
+#[derive(Clone, Debug, Default, Args)]
+pub struct CredentialArgs {
     /// File with headers, lines of `name: value`; read again at SIGHUP
     #[arg(long, value_name = "FILE")]
     pub headers_file: Option<PathBuf>,
@@ -38,19 +62,23 @@ pub struct PushCommand {
     /// Key of the client certificate (PEM)
     #[arg(long, value_name = "FILE", requires = "certificate")]
     pub key: Option<PathBuf>,
-    /// Largest message before compression; most receivers take 4 MiB
-    #[arg(long, value_name = "BYTES", default_value = "4M", value_parser = message_size)]
-    pub max_message: usize,
-    /// Serve metrics of sending and recording for Prometheus at GET /metrics of a port, such as 127.0.0.1:7071, or of a Unix
-    /// socket, such as unix:/run/nativeprof/metrics
-    #[arg(long, value_name = "ADDRESS", conflicts_with = "once")]
-    pub metrics: Option<String>,
-    /// How long a message may take, with its answer [default: OTEL_EXPORTER_OTLP_TIMEOUT, else 10s]
-    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
-    pub timeout: Option<f64>,
-    /// Longest wait between attempts; the first is a second, each is twice the one before
-    #[arg(long, value_name = "SECONDS", default_value = "1m", value_parser = seconds)]
-    pub longest_wait: f64,
+}
+
+impl CredentialArgs {
+    /// The same as words of a command line.
+    pub fn words(&self) -> Vec<OsString> {
+        let options = [
+            ("--headers-file", &self.headers_file),
+            ("--token-file", &self.token_file),
+            ("--ca", &self.ca),
+            ("--certificate", &self.certificate),
+            ("--key", &self.key),
+        ];
+        let given = options
+            .into_iter()
+            .filter_map(|(name, path)| Some((name, path.as_ref()?)));
+        given.flat_map(|(name, path)| [name.into(), path.into()]).collect()
+    }
 }
 
 /// A size in bytes: `512k`, `4M`.

@@ -38,6 +38,7 @@ const LONGEST_RESTART: Duration = Duration::from_secs(60);
 /// `Usage` for cgroups, containers and users that are not there; those of the history and of the backend.
 pub fn host(options: &Host) -> Result<()> {
     check_rate(options.rate)?;
+    check_credentials(options)?;
     let limited = check_capabilities()?;
     let filter = filter(&options.filter)?;
     let limits = Limits {
@@ -74,10 +75,7 @@ pub fn host(options: &Host) -> Result<()> {
         LogFormatArg::Logfmt => LogFormat::Logfmt,
         LogFormatArg::Json => LogFormat::Json,
     });
-    let mut sender = options
-        .push
-        .as_ref()
-        .map(|url| Sender::new(&options.dir, url, options.metrics.as_deref()));
+    let mut network = NetworkProcess::of(options);
     recording.start()?;
     phases::restrict_to_sampling(Caps::NONE)?;
     log.event(
@@ -91,7 +89,7 @@ pub fn host(options: &Host) -> Result<()> {
     for MissingPrivilege { feature, reason, fix } in &limited {
         log.event("limited", &[("needs", feature), ("why", reason), ("try", fix)]);
     }
-    let mut network = || sender.as_mut().and_then(|sender| sender.keep_running(&log));
+    let mut keep_network = || network.as_mut().and_then(|network| network.keep_running(&log));
     let recorder = HostRecorder::new(
         recording,
         writer,
@@ -110,12 +108,26 @@ pub fn host(options: &Host) -> Result<()> {
             log: &log,
             notifier: &notifier,
             watchdog,
-            network: &mut network,
+            network: &mut keep_network,
         },
     );
     let done = recorder.run();
     log.event("stopped", &[]);
     done
+}
+
+/// # Errors
+/// `Usage`: there are files for a receiver, and no receiver.
+fn check_credentials(options: &Host) -> Result<()> {
+    match options.credentials.words().first() {
+        Some(option) if options.push.is_none() => Err(Error::new(
+            ErrorKind::Usage,
+            format!("{} is for a receiver, and none is given", option.display()),
+        )
+        .why("nothing is sent without --push")
+        .hint("nativeprof host --push http://localhost:4318, or without that option")),
+        _ => Ok(()),
+    }
 }
 
 /// Capabilities without which segments have less in them.
@@ -221,36 +233,55 @@ fn user(name: &str) -> Result<u32> {
     })
 }
 
-/// The process that sends segments.
-struct Sender {
+/// The process that sends segments, and serves metrics.
+struct NetworkProcess {
     /// Those of `push`.
     arguments: Vec<OsString>,
     running: Option<Child>,
+    /// How often settings were to be read again when this was passed on.
+    hangups: u32,
     /// When it may be started again, and the wait after that.
     next: Instant,
     wait: Duration,
 }
 
-impl Sender {
-    fn new(directory: &Path, url: &str, metrics: Option<&str>) -> Sender {
-        let mut arguments: Vec<OsString> = vec!["push".into(), directory.into(), "--to".into(), url.into()];
-        arguments.push("--with-parent".into());
-        if let Some(address) = metrics {
+impl NetworkProcess {
+    /// One that does what the options ask for; `None`: nothing.
+    fn of(options: &Host) -> Option<NetworkProcess> {
+        let mut arguments: Vec<OsString> = vec!["push".into(), options.dir.clone().into(), "--with-parent".into()];
+        if let Some(url) = &options.push {
+            arguments.extend(["--to".into(), url.into()]);
+            arguments.extend(options.credentials.words());
+        }
+        if let Some(address) = &options.metrics {
             arguments.extend(["--metrics".into(), address.into()]);
         }
-        Sender {
+        match (&options.push, &options.metrics) {
+            (None, None) => return None,
+            (None, Some(_)) => arguments.push("--metrics-only".into()),
+            (Some(_), _) => {}
+        }
+        Some(NetworkProcess {
             arguments,
             running: None,
+            hangups: sys::interrupts::hangups(),
             next: Instant::now(),
             wait: FIRST_RESTART,
-        }
+        })
     }
 
-    /// Starts the process if it does not run. Returns its id.
+    /// Starts the process if it does not run, and passes SIGHUP on to it. Returns its id.
     fn keep_running(&mut self, log: &Log) -> Option<Pid> {
+        let hangups = sys::interrupts::hangups();
+        let is_asked = std::mem::replace(&mut self.hangups, hangups) != hangups;
         if let Some(child) = &mut self.running {
             match child.try_wait() {
-                Ok(None) => return Some(child.id()),
+                Ok(None) => {
+                    if is_asked {
+                        sys::interrupts::hang_up(child);
+                    }
+                    return Some(child.id());
+                }
                 Ok(Some(status)) => {
                     let wait = self.wait.as_secs();
                     log.error("push_ended", &status.to_string(), &[("restart_in_s", &wait)]);

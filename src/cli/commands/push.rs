@@ -3,11 +3,11 @@
 use std::fs::File;
 use std::io::Read;
 use std::os::fd::AsFd;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
-use crate::cli::args::PushCommand;
+use crate::cli::args::{CredentialArgs, PushCommand};
 use crate::cli::print_status;
 use crate::error::{Error, ErrorKind, Result};
 use crate::history;
@@ -29,6 +29,15 @@ pub fn push(options: &PushCommand) -> Result<bool> {
     phases::drop_all()?;
     sys::interrupts::install_interrupt_handler();
     sys::interrupts::renew_at_hangup();
+    let stop =
+        || sys::interrupts::interrupted() || options.with_parent && sys::files::is_hung_up(std::io::stdin().as_fd());
+    if let (Some(address), true) = (&options.metrics, options.metrics_only) {
+        serve_metrics(address, &options.directory, String::new)?;
+        while !stop() {
+            wait(POLL);
+        }
+        return Ok(true);
+    }
     // Empty ones count as not set (specification of OpenTelemetry's environment variables).
     let variable = |name: &str| {
         let value = std::env::var(format!("OTEL_EXPORTER_OTLP_{name}")).ok();
@@ -55,13 +64,19 @@ pub fn push(options: &PushCommand) -> Result<bool> {
         }
         (None, None) => DEFAULT_TIMEOUT,
     };
-    let file = |path: &Option<PathBuf>| path.clone();
+    let CredentialArgs {
+        headers_file: headers,
+        token_file: token,
+        ca,
+        certificate,
+        key,
+    } = options.credentials.clone();
     let files = CredentialFiles {
-        headers: file(&options.headers_file),
-        token: file(&options.token_file),
-        ca: file(&options.ca),
-        certificate: file(&options.certificate),
-        key: file(&options.key),
+        headers,
+        token,
+        ca,
+        certificate,
+        key,
         variable: None,
     };
     let files = files.or_of_environment(&variable);
@@ -70,7 +85,11 @@ pub fn push(options: &PushCommand) -> Result<bool> {
     let longest = Duration::from_secs_f64(options.longest_wait);
     let metrics = Arc::new(Mutex::new(PushMetrics::default()));
     if let Some(address) = &options.metrics {
-        serve_metrics(address, metrics.clone(), &options.directory)?;
+        let metrics = metrics.clone();
+        serve_metrics(address, &options.directory, move || {
+            let metrics = metrics.lock().unwrap_or_else(PoisonError::into_inner).clone();
+            metrics.text(SystemTime::now())
+        })?;
     }
     push::run(
         &options.directory,
@@ -87,32 +106,30 @@ pub fn push(options: &PushCommand) -> Result<bool> {
         },
         &Surroundings {
             metrics: &metrics,
-            stop: &|| {
-                sys::interrupts::interrupted()
-                    || options.with_parent && sys::files::is_hung_up(std::io::stdin().as_fd())
-            },
+            stop: &stop,
             renewals: &sys::interrupts::hangups,
-            wait: &|wait| {
-                // It fails only without memory; then the wait is short.
-                let _ = sys::files::poll(&[], wait);
-            },
+            wait: &wait,
             print: &print_status,
         },
     )
 }
 
-/// Serves metrics at the address until the process ends: those that the recorder last wrote to the directory, and those of
-/// sending.
-fn serve_metrics(address: &str, metrics: Arc<Mutex<PushMetrics>>, directory: &Path) -> Result<()> {
+/// Waits so long; a signal ends it.
+fn wait(wait: Duration) {
+    // It fails only without memory; then the wait is short.
+    let _ = sys::files::poll(&[], wait);
+}
+
+/// Serves metrics at the address until the process ends: those that the recorder last wrote to the directory, and `more`.
+fn serve_metrics(address: &str, directory: &Path, more: impl Fn() -> String + Send + 'static) -> Result<()> {
     let of_recorder = directory.join(history::METRICS);
     let text = move || {
-        let metrics = metrics.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let file = File::open(&of_recorder).map(|file| file.take(MAX_METRICS));
         let mut text = Vec::new();
         if file.is_ok_and(|mut file| file.read_to_end(&mut text).is_err()) {
             text.clear();
         }
-        String::from_utf8_lossy(&text).into_owned() + &metrics.text(SystemTime::now())
+        String::from_utf8_lossy(&text).into_owned() + &more()
     };
     let serve = || {
         let listener = MetricsListener::bind(address)?;
