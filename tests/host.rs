@@ -3,12 +3,10 @@
 //! Needs root, and a hierarchy of cgroups of version 2; fails with a message where one is missing.
 
 use std::fs;
-use std::io::{Read, Write};
-use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
-use common::receiver::Receiver;
+use common::receiver::{Receiver, check_metrics, served_metrics};
 use common::recording::{Recording, Running, TRUTH};
 use common::{Program, Python, Scratch, each_third_python, live, nativeprof, newest_python, pythons};
 
@@ -265,26 +263,23 @@ fn a_reload_reaches_the_process_that_sends() {
 fn metrics_of_the_recorder_are_served() {
     let _live = live();
     let scratch = Scratch::new();
-    let directory = scratch.path("history");
-    let socket = scratch.path("metrics");
+    let (directory, socket) = (scratch.path("history"), scratch.path("metrics"));
     let mut busy = program();
     let pid = busy.pid().to_string();
     let address = format!("unix:{}", socket.display());
     let mut running = start(&directory, &["--pid", &pid, "-r", "200", "--metrics", &address]);
     running.read_until("metrics are served at");
     running.read_until("file=0000000002-");
-    let mut stream = UnixStream::connect(&socket).expect("a connection");
-    stream.write_all(b"GET /metrics HTTP/1.1\r\n\r\n").expect("sent");
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).expect("an answer");
+    let (_, served) = served_metrics(&socket);
+    check_metrics(&served);
     for name in [
         "samples_total{quality=\"exact\"}",
         "cpu_seconds_total{part=\"network\"}",
         "segments_written_total",
     ] {
-        assert!(answer.contains(&format!("\nnativeprof_{name} ")), "{name}: {answer}");
+        assert!(served.contains(&format!("\nnativeprof_{name} ")), "{name}: {served}");
     }
-    assert!(!answer.contains("nativeprof_push_"), "{answer}");
+    assert!(!served.contains("nativeprof_push_"), "{served}");
     stop(running);
     busy.finish();
 }

@@ -2,9 +2,8 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::io::{Read, Write};
+use std::io::Write;
 use std::net::TcpListener;
-use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output};
 
@@ -12,7 +11,7 @@ use flate2::Compression;
 use flate2::write::GzEncoder;
 use serde_json::{Value, json};
 
-use common::receiver::Receiver;
+use common::receiver::{Receiver, check_metrics, served_metrics};
 use common::{Scratch, nativeprof};
 
 mod common;
@@ -283,16 +282,14 @@ fn metrics_are_served_while_it_sends() {
         .expect("nativeprof starts");
     // Before the second segment is sent, the first one is counted.
     let _ = (receiver.next(), receiver.next());
-    let mut stream = UnixStream::connect(&socket).expect("a connection");
-    stream.write_all(b"GET /metrics HTTP/1.1\r\n\r\n").expect("sent");
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).expect("an answer");
+    let (head, served) = served_metrics(&socket);
+    assert!(head.starts_with("HTTP/1.1 200 OK"), "{head}");
+    check_metrics(&served);
     for line in [
-        "HTTP/1.1 200 OK",
         "nativeprof_push_messages_total{code=\"400\"} 1",
         "# TYPE nativeprof_push_queue_segments gauge",
     ] {
-        assert!(answer.lines().any(|found| found == line), "{line}:\n{answer}");
+        assert!(served.lines().any(|found| found == line), "{line}:\n{served}");
     }
     // The thread that serves does not take the signal from the one that waits.
     signal(&child, "-TERM");

@@ -1,6 +1,7 @@
-//! Receivers of profiles, which decode messages by OpenTelemetry's own definitions.
+//! Receivers of profiles, which decode messages by OpenTelemetry's own definitions; what Prometheus would receive.
 
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Child, ChildStdout, Command, Stdio};
 
@@ -80,4 +81,33 @@ fn next_event(events: &mut BufReader<ChildStdout>) -> Option<Value> {
     let mut line = String::new();
     events.read_line(&mut line).expect("readable");
     serde_json::from_str(&line).ok()
+}
+
+/// Has Prometheus' own tool judge metrics: their format, names, units and texts.
+///
+/// # Panics
+/// It finds something.
+pub fn check_metrics(text: &str) {
+    let mut tool = Command::new(viewers("promtool"))
+        .args(["check", "metrics"])
+        .stdin(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("promtool starts");
+    let mut input = tool.stdin.take().expect("a pipe");
+    input.write_all(text.as_bytes()).expect("it reads");
+    drop(input);
+    let done = tool.wait_with_output().expect("it ends");
+    let said = String::from_utf8_lossy(&done.stderr);
+    assert!(done.status.success() && said.is_empty(), "{said}\n{text}");
+}
+
+/// Asks for the metrics that are served at a Unix socket: the head of the answer, and the metrics.
+pub fn served_metrics(socket: &Path) -> (String, String) {
+    let mut stream = UnixStream::connect(socket).expect("a connection");
+    stream.write_all(b"GET /metrics HTTP/1.1\r\n\r\n").expect("sent");
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).expect("an answer");
+    let (head, body) = answer.split_once("\r\n\r\n").expect("a head");
+    (head.into(), body.into())
 }
