@@ -2,6 +2,7 @@
 //!
 //! Needs root, and a hierarchy of cgroups of version 2; fails with a message where one is missing.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -118,8 +119,9 @@ fn containers_are_sampled_and_labelled() {
     let pod = "kubepods-burstable-pod01234567_89ab_cdef_0123_456789abcdef.slice";
     let parent = format!("nativeprof-test-{}.slice", std::process::id());
     let group = Cgroup::new(&[&parent, pod, &format!("cri-containerd-{id}.scope")]);
-    let (mut inside, mut outside) = (program(), program());
+    let (mut inside, mut other, mut outside) = (service("shop"), service("search"), program());
     group.add(inside.pid());
+    group.add(other.pid());
     let scratch = Scratch::new();
     let directory = scratch.path("history");
     let words = [
@@ -134,6 +136,7 @@ fn containers_are_sampled_and_labelled() {
     running.read_until("file=0000000002-");
     stop(running);
     inside.finish();
+    other.finish();
     outside.finish();
     let all = exported(&scratch, &directory, &[]);
     let of_container = exported(&scratch, &directory, &["--container", &id]);
@@ -152,6 +155,35 @@ fn containers_are_sampled_and_labelled() {
         let is_there = otlp.windows(text.len()).any(|part| part == text.as_bytes());
         assert!(is_there, "no label is {text}");
     }
+    // Receivers get as many samples of each service and container as are read here.
+    let samples = |service: &str| {
+        let words = ["--service", service, "--container", &id];
+        exported(&scratch, &directory, &words).profile.meta.quality.taken
+    };
+    let expected = BTreeMap::from(["shop", "search"].map(|name| (format!("{name} in {id}"), samples(name))));
+    assert_eq!(expected.values().sum::<u64>(), all.profile.meta.quality.taken);
+    for (scheme, receiver) in [("", Receiver::start("")), ("grpc+", Receiver::of_grpc("", &[]))] {
+        let url = format!("{scheme}{}", receiver.url());
+        let done = nativeprof(&["push", "--once", "--to", &url])
+            .arg(&directory)
+            .output()
+            .expect("nativeprof runs");
+        assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+        let mut received = BTreeMap::<String, u64>::new();
+        for request in receiver.end() {
+            for (place, total) in request["totals"].as_object().expect("totals") {
+                *received.entry(place.clone()).or_default() += total.as_u64().expect("a number");
+            }
+        }
+        assert_eq!(received, expected, "{url}");
+    }
+}
+
+/// A program that says which service it is.
+fn service(name: &str) -> Program {
+    let mut command = newest_python().script("shares.py");
+    command.env("OTEL_SERVICE_NAME", name);
+    Program::start(command)
 }
 
 /// Most of these processes are sampled once or twice, and some have exited before anything is read of them.

@@ -2,10 +2,10 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::io::Write;
+use std::io::{BufRead, BufReader, Write};
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output};
+use std::process::{Child, Command, Output, Stdio};
 
 use flate2::Compression;
 use flate2::write::GzEncoder;
@@ -51,8 +51,11 @@ fn add_segment(directory: &Path, number: u64, content: &[u8]) {
     // As a history does it: complete, then renamed.
     let new = directory.join(".new");
     fs::write(&new, gzip.finish().expect("in memory")).expect("written");
-    let name = format!("{number:010}-20261128T031400.123Z-60000.otlp.gz");
-    fs::rename(new, directory.join(name)).expect("renamed");
+    fs::rename(new, directory.join(segment_name(number))).expect("renamed");
+}
+
+fn segment_name(number: u64) -> String {
+    format!("{number:010}-20261128T031400.123Z-60000.otlp.gz")
 }
 
 fn add_segments(directory: &Path, numbers: impl IntoIterator<Item = u64>) {
@@ -182,6 +185,47 @@ fn an_absent_receiver_is_named() {
         said.contains(&format!("{url}/v1development/profiles did not accept")) && said.contains("connection"),
         "{said}"
     );
+}
+
+/// A receiver that is away for a while gets what the history still has, each segment once; what it has dropped is counted.
+#[test]
+fn a_receiver_that_was_away_gets_what_is_left() {
+    let scratch = Scratch::new();
+    let (history, socket) = (scratch.path("history"), scratch.path("metrics"));
+    fs::create_dir(&history).expect("made");
+    let port = TcpListener::bind("127.0.0.1:0").and_then(|socket| socket.local_addr());
+    let port = port.expect("a port").port();
+    let address = format!("unix:{}", socket.display());
+    add_segments(&history, 1..=6);
+    let mut child = push(&history, &format!("http://127.0.0.1:{port}"), &["--metrics", &address])
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("nativeprof starts");
+    let mut said = BufReader::new(child.stderr.take().expect("a pipe")).lines();
+    let is_tried = said.any(|line| line.expect("text").contains("is tried again in"));
+    assert!(is_tried, "it ended");
+    let waiting = served_metrics(&socket).1;
+    assert!(waiting.contains("\nnativeprof_push_queue_segments 6\n"), "{waiting}");
+    // As the limits of a history drop them. The first one is being sent.
+    for number in [1, 2, 3] {
+        fs::remove_file(history.join(segment_name(number))).expect("there");
+    }
+    let mut receiver = Receiver::at_port(port);
+    let requests: Vec<Value> = (0..4).map(|_| receiver.next()).collect();
+    assert_eq!(accepted(&requests), [1, 4, 5, 6]);
+    add_segments(&history, [7]);
+    assert_eq!(accepted(&[receiver.next()]), [7]);
+    let served = served_metrics(&socket).1;
+    for line in [
+        "nativeprof_push_dropped_segments_total 2",
+        "nativeprof_push_refused_profiles_total 0",
+    ] {
+        assert!(served.lines().any(|found| found == line), "{line}:\n{served}");
+    }
+    check_metrics(&served);
+    signal(&child, "-TERM");
+    assert!(child.wait().expect("ended").success());
+    assert!(receiver.end().is_empty());
 }
 
 /// Killed at any moment, `push` loses nothing; a segment arrives twice only if its answer was not seen.

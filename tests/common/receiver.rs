@@ -22,6 +22,16 @@ impl Receiver {
         Receiver::with_files(answers, &[])
     }
 
+    /// One at this port.
+    pub fn at_port(port: u16) -> Receiver {
+        let mut python = Command::new(&newest_python().exe);
+        python
+            .env("PYTHONPATH", viewers("python"))
+            .env("RECEIVER_PORT", port.to_string());
+        Receiver::run(python, "receiver.py", "", &[])
+    }
+
+    /// The same with certificate, key and perhaps the authority of clients.
     pub fn with_files(answers: &str, tls: &[&Path]) -> Receiver {
         let mut python = Command::new(&newest_python().exe);
         python.env("PYTHONPATH", viewers("python"));

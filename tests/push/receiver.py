@@ -2,12 +2,13 @@
 
 Usage: receiver.py ANSWERS [CERTIFICATE KEY [CLIENT-CA]]
 
-ANSWERS: for the first requests, separated by commas; later ones are accepted.
+ANSWERS: for the first requests, separated by commas; later ones are accepted. The variable RECEIVER_PORT has the port, if it matters.
 """
 
 import gzip
 import http.server
 import json
+import os
 import ssl
 import sys
 import threading
@@ -96,7 +97,7 @@ class Server(http.server.ThreadingHTTPServer):
         """Clients that are killed, or do not trust us."""
 
 
-server = Server(("127.0.0.1", 0), Handler)
+server = Server(("127.0.0.1", int(os.environ.get("RECEIVER_PORT", "0"))), Handler)
 if len(sys.argv) > 2:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(sys.argv[2], sys.argv[3])
