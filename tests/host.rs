@@ -300,7 +300,7 @@ fn metrics_of_the_recorder_are_served() {
     let pid = busy.pid().to_string();
     let address = format!("unix:{}", socket.display());
     let mut running = start(&directory, &["--pid", &pid, "-r", "200", "--metrics", &address]);
-    running.read_until("metrics are served at");
+    running.read_until("event=metrics address=unix:");
     running.read_until("file=0000000002-");
     let (_, served) = served_metrics(&socket);
     check_metrics(&served);
@@ -334,6 +334,7 @@ fn wrong_words_are_explained() {
         (&["--pid", "4000000"], "no process"),
         (&["--max-cpu", "none"], "percent"),
         (&["--keep", "soon"], "an age is a number"),
+        (&["--push", "localhost:4318"], "localhost:4318"),
         (&["--token-file", "token"], "--token-file is for a receiver"),
     ] {
         let done = ours(words);

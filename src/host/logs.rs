@@ -1,16 +1,14 @@
 //! What a recorder that runs for months says: one line of text for each event, for programs that collect such lines.
 
-use std::collections::BTreeMap;
 use std::fmt::{self, Display, Write as _};
 use std::io::{self, Write};
 use std::sync::{Mutex, PoisonError};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
+use super::repetitions::Repetitions;
 use crate::escape;
 use crate::history::name::date;
 
-/// How often the same error is written.
-const SAME_ERROR: Duration = Duration::from_secs(60);
 /// Maximum number of errors that are told from each other; more count as one of the kind `other`.
 const MAX_ERRORS: usize = 64;
 /// Maximum number of bytes of a value before it is escaped.
@@ -39,8 +37,7 @@ pub struct Log {
 struct State {
     out: Box<dyn Write + Send>,
     clock: Box<dyn Fn() -> Now + Send>,
-    /// The errors of the last minute.
-    errors: BTreeMap<Key, Repeated>,
+    errors: Repetitions<Key>,
 }
 
 /// Event and kind of an error.
@@ -51,12 +48,6 @@ type Key = (&'static str, String);
 struct Now {
     time: SystemTime,
     instant: Instant,
-}
-
-struct Repeated {
-    written: Instant,
-    /// How often it happened since.
-    more: u64,
 }
 
 impl Log {
@@ -75,7 +66,7 @@ impl Log {
             state: Mutex::new(State {
                 out,
                 clock,
-                errors: BTreeMap::new(),
+                errors: Repetitions::default(),
             }),
         }
     }
@@ -85,7 +76,8 @@ impl Log {
         let fields = self.fields(fields);
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let now = (state.clock)();
-        self.write_repeated(&mut state, now, &|_, age| age < SAME_ERROR);
+        let old = state.errors.take_old(now.instant, None);
+        self.write_repeated(&mut state, now, old);
         self.write(&mut state, now.time, "info", name, &fields, 0);
     }
 
@@ -96,35 +88,29 @@ impl Log {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let now = (state.clock)();
         let mut key = (name, cut(&kind));
-        self.write_repeated(&mut state, now, &|other, age| age < SAME_ERROR || *other == key);
-        if state.errors.len() >= MAX_ERRORS && !state.errors.contains_key(&key) {
+        let old = state.errors.take_old(now.instant, Some(&key));
+        self.write_repeated(&mut state, now, old);
+        if state.errors.len() >= MAX_ERRORS && !state.errors.has(&key) {
             key = ("errors", "other".into());
         }
-        let mut more = 0;
-        if let Some(same) = state.errors.get_mut(&key) {
-            if now.instant.duration_since(same.written) < SAME_ERROR {
-                same.more += 1;
-                return;
-            }
-            more = same.more;
+        if let Some(more) = state.errors.count(key, now.instant) {
+            self.write(&mut state, now.time, "error", name, &fields, more);
         }
-        let written = now.instant;
-        state.errors.insert(key, Repeated { written, more: 0 });
-        self.write(&mut state, now.time, "error", name, &fields, more);
     }
 
-    /// Forgets errors but those that are kept, by their key and the time since they were written, and writes how often they
-    /// happened meanwhile.
-    fn write_repeated(&self, state: &mut State, now: Now, is_kept: &dyn Fn(&Key, Duration) -> bool) {
-        let (kept, old) = std::mem::take(&mut state.errors)
-            .into_iter()
-            .partition::<BTreeMap<_, _>, _>(|(key, error)| is_kept(key, now.instant.duration_since(error.written)));
-        state.errors = kept;
-        for ((name, kind), error) in old {
-            if error.more > 0 {
-                let fields = self.fields(&[("kind", &kind)]);
-                self.write(state, now.time, "error", name, &fields, error.more);
-            }
+    /// Writes an error that happened `repeated` times since it was written last, as the caller has counted.
+    pub fn counted_error(&self, name: &'static str, repeated: u64, fields: &[(&'static str, &dyn Display)]) {
+        let fields = self.fields(fields);
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let now = (state.clock)();
+        self.write(&mut state, now.time, "error", name, &fields, repeated);
+    }
+
+    /// Writes how often errors happened that were not written.
+    fn write_repeated(&self, state: &mut State, now: Now, repeated: Vec<(Key, u64)>) {
+        for ((name, kind), more) in repeated {
+            let fields = self.fields(&[("kind", &kind)]);
+            self.write(state, now.time, "error", name, &fields, more);
         }
     }
 
@@ -173,7 +159,8 @@ impl Drop for Log {
     fn drop(&mut self) {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let now = (state.clock)();
-        self.write_repeated(&mut state, now, &|_, _| false);
+        let all = state.errors.take_all();
+        self.write_repeated(&mut state, now, all);
     }
 }
 
@@ -219,6 +206,7 @@ impl Display for Time {
 mod tests {
     use std::sync::Arc;
     use std::sync::atomic::{AtomicU64, Ordering};
+    use std::time::Duration;
 
     use super::*;
 

@@ -8,4 +8,5 @@ pub mod metrics;
 pub mod metrics_server;
 pub mod prometheus;
 pub mod recorder;
+pub mod repetitions;
 pub mod sd_notify;

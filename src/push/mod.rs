@@ -18,7 +18,6 @@ mod pyroscope;
 mod tests;
 
 use std::cell::RefCell;
-use std::collections::HashMap;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
@@ -32,6 +31,7 @@ pub use metrics::PushMetrics;
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::history::{Directory, Entry};
+use crate::host::repetitions::Repetitions;
 use crate::profile::otlp_parts::{OtlpParts, PartEnd};
 use cursor::{Cursor, Position};
 
@@ -41,8 +41,6 @@ pub const MIN_MESSAGE: usize = 64 << 10;
 const ATTEMPTS_ONCE: u32 = 5;
 /// The longest wait that a receiver can ask for.
 const MAX_RETRY_AFTER: Duration = Duration::from_secs(3600);
-/// How often the same event is printed.
-const SAME_EVENT: Duration = Duration::from_secs(60);
 
 /// The waits between attempts: each twice the one before, and half of it random.
 #[derive(Clone, Copy, Debug)]
@@ -124,8 +122,21 @@ pub struct Surroundings<'a> {
     pub renewals: &'a dyn Fn() -> u32,
     /// Waits; signals end it.
     pub wait: &'a dyn Fn(Duration),
-    /// Prints an event, in one line.
-    pub print: &'a dyn Fn(&str),
+    /// Prints an event.
+    pub print: &'a dyn Fn(&Event<'_>),
+}
+
+/// What happened while segments are sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Event<'a> {
+    /// A word for events of its kind.
+    pub kind: &'static str,
+    /// One line.
+    pub text: &'a str,
+    /// How often such an event happened since the last one was printed.
+    pub repeated: u64,
+    /// Whether something is wrong.
+    pub is_error: bool,
 }
 
 /// Sends until it is to stop, or with `once` until everything is sent. False if, with `once`, some of it was not accepted.
@@ -205,8 +216,8 @@ struct Push<'a> {
     renewals: u32,
     /// Nothing was refused, damaged or dropped.
     is_complete: bool,
-    /// When which kind of event was printed, and how often it happened since.
-    printed: RefCell<HashMap<&'static str, (Instant, u64)>>,
+    /// By kind.
+    printed: RefCell<Repetitions<&'static str>>,
 }
 
 impl Push<'_> {
@@ -214,22 +225,24 @@ impl Push<'_> {
         change(&mut self.surroundings.metrics.lock().unwrap_or_else(PoisonError::into_inner));
     }
 
-    /// Prints an event, unless one of its kind was printed in the last minute; then it is counted.
+    /// Prints an error, unless one of its kind was printed in the last minute; then it is counted.
     fn print(&self, kind: &'static str, text: &str) {
-        let now = Instant::now();
-        let mut printed = self.printed.borrow_mut();
-        match printed.get_mut(kind) {
-            Some((last, more)) if now.duration_since(*last) < SAME_EVENT => *more += 1,
-            other => {
-                let more = other.map_or(0, |(_, more)| *more);
-                let more = if more > 0 {
-                    format!(" ({more} times more since the last line)")
-                } else {
-                    String::new()
-                };
-                (self.surroundings.print)(&format!("{text}{more}"));
-                printed.insert(kind, (now, 0));
-            }
+        self.print_event(kind, text, true);
+    }
+
+    /// The same for what is no error.
+    fn inform(&self, kind: &'static str, text: &str) {
+        self.print_event(kind, text, false);
+    }
+
+    fn print_event(&self, kind: &'static str, text: &str, is_error: bool) {
+        if let Some(repeated) = self.printed.borrow_mut().count(kind, Instant::now()) {
+            (self.surroundings.print)(&Event {
+                kind,
+                text,
+                repeated,
+                is_error,
+            });
         }
     }
 
@@ -240,7 +253,7 @@ impl Push<'_> {
             let all = history.segments();
             let is_other = (all.last()).is_some_and(|last| cursor.position().sequence > last.name.sequence + 1);
             if is_other {
-                self.print(
+                self.inform(
                     "new",
                     "the history is another one than before: it is sent from its beginning",
                 );
@@ -348,7 +361,7 @@ impl Push<'_> {
                 Sent::Stopped => return Ok(SegmentSent::Stopped),
                 Sent::TooLarge if size > MIN_MESSAGE && part.end > position.samples + 1 => {
                     limit = (limit.min(size) / 2).max(MIN_MESSAGE);
-                    self.print(
+                    self.inform(
                         "size",
                         &format!(
                             "the receiver takes no messages of {} bytes: sending smaller ones",
@@ -402,8 +415,8 @@ impl Push<'_> {
             let after = match answer.verdict {
                 Verdict::Accepted { refused } => {
                     if is_delayed {
-                        self.printed.borrow_mut().remove("later");
-                        self.print("again", &format!("{} accepts messages again", self.endpoint.url));
+                        self.printed.borrow_mut().forget(&"later");
+                        self.inform("again", &format!("{} accepts messages again", self.endpoint.url));
                     }
                     let refused = refused.min(profiles as u64);
                     if refused > 0 {

@@ -1,5 +1,5 @@
 use std::cell::{Cell, RefCell};
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::fs;
 use std::io::Write;
 use std::path::PathBuf;
@@ -106,7 +106,7 @@ fn push(history: &History, receiver: &mut Script, url: &str) -> Outcome {
             RefCell::<Vec<Duration>>::borrow_mut(&waits).push(wait);
             skipped.set(true);
         },
-        print: &|text: &str| RefCell::<Vec<String>>::borrow_mut(&printed).push(text.to_string()),
+        print: &|event: &Event<'_>| RefCell::<Vec<String>>::borrow_mut(&printed).push(event.text.to_string()),
     };
     let mut result = run(&history.0, &endpoint, receiver, &options, &surroundings);
     for _ in 0..20 {
@@ -405,7 +405,7 @@ fn without_a_cursor_file_sending_goes_on() {
         stop: &|| waits.get() > 2,
         renewals: &|| 0,
         wait: &|_| waits.set(waits.get() + 1),
-        print: &|text| printed.borrow_mut().push(text.to_string()),
+        print: &|event| printed.borrow_mut().push(event.text.to_string()),
     };
     assert!(run(&history.0, &endpoint, &mut receiver, &options, &surroundings).expect("ended"));
     assert_eq!(receiver.accepted.len(), 3);
@@ -441,7 +441,7 @@ fn a_signal_ends_a_long_queue() {
             stop: &|| sent.get() == before + 2,
             renewals: &|| 0,
             wait: &|_| {},
-            print: &|text| panic!("{text}"),
+            print: &|event| panic!("{event:?}"),
         };
         let done = run(&history.0, &endpoint, &mut Counting(&sent), &options, &surroundings).expect("ended");
         assert_eq!((sent.get(), done), (before + 2, !once));
@@ -457,7 +457,7 @@ fn undisturbed(metrics: &Mutex<PushMetrics>) -> Surroundings<'_> {
         stop: &|| false,
         renewals: &|| 0,
         wait: &|_| {},
-        print: &|text| panic!("{text}"),
+        print: &|event| panic!("{event:?}"),
     }
 }
 

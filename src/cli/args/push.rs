@@ -5,8 +5,12 @@ use std::path::PathBuf;
 
 use clap::Args;
 
-use super::shared::seconds;
+use super::host::LogFormatArg;
+use super::shared::{seconds, size};
 use crate::push::MIN_MESSAGE;
+
+/// Most that the OTLP specification 1.11.0 recommends servers to take.
+const MAX_MESSAGE: usize = 64 << 20;
 
 #[derive(Debug, Args)]
 pub struct PushCommand {
@@ -26,13 +30,16 @@ pub struct PushCommand {
     pub once: bool,
     #[command(flatten)]
     pub credentials: CredentialArgs,
-    /// Largest message before compression; most receivers take 4 MiB
-    #[arg(long, value_name = "BYTES", default_value = "4M", value_parser = message_size)]
+    /// Largest message before compression: 512k, 4M; most receivers take 4 MiB
+    #[arg(long, value_name = "SIZE", default_value = "4M", value_parser = message_size)]
     pub max_message: usize,
     /// Serve metrics of sending and recording for Prometheus at GET /metrics of a port, such as 127.0.0.1:7071, or of a Unix
     /// socket, such as unix:/run/nativeprof/metrics
     #[arg(long, value_name = "ADDRESS", conflicts_with = "once")]
     pub metrics: Option<String>,
+    /// Form of the log on standard error [default: text for people]
+    #[arg(long, value_enum, value_name = "FORMAT")]
+    pub log_format: Option<LogFormatArg>,
     /// Serve metrics of recording, and send nothing
     #[arg(long, hide = true, requires = "metrics", conflicts_with = "to")]
     pub metrics_only: bool,
@@ -81,17 +88,11 @@ impl CredentialArgs {
     }
 }
 
-/// A size in bytes: `512k`, `4M`.
+/// Bytes of a message: `512k`, `4M`.
 fn message_size(text: &str) -> Result<usize, String> {
-    let split = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
-    let (number, unit) = text.split_at(split);
-    let factor = match unit.trim_end_matches("iB") {
-        "" => Some(1),
-        "k" | "K" => Some(1 << 10),
-        "M" => Some(1 << 20),
-        _ => None,
-    };
-    let size = factor.and_then(|factor: usize| number.parse::<usize>().ok()?.checked_mul(factor));
-    size.filter(|size| (MIN_MESSAGE..=64 << 20).contains(size))
-        .ok_or_else(|| "BYTES is a size from 64k to 64M: 512k, 4M".into())
+    let size = size(text)?;
+    match usize::try_from(size) {
+        Ok(bytes) if (MIN_MESSAGE..=MAX_MESSAGE).contains(&bytes) => Ok(bytes),
+        _ => Err("a message has 64KiB to 64MiB".into()),
+    }
 }

@@ -212,6 +212,31 @@ pub(super) fn number_and_unit(text: &str) -> Option<(f64, String)> {
     Some((number, text[digits.len()..].to_ascii_lowercase()))
 }
 
+/// Bytes: `512k`, `500M`, `2G`; units are powers of 1000, or of 1024 with an `i`.
+pub(super) fn size(text: &str) -> Result<u64, String> {
+    let error = || "a size is a number with its unit: 500M, 2G, 1.5GiB".to_string();
+    let (number, unit) = number_and_unit(text).ok_or_else(error)?;
+    let unit = unit.strip_suffix('b').unwrap_or(&unit);
+    let (base, unit) = match unit.strip_suffix('i') {
+        Some(unit) => (1024f64, unit),
+        None => (1000f64, unit),
+    };
+    let power = match unit {
+        "" => 0,
+        "k" => 1,
+        "m" => 2,
+        "g" => 3,
+        "t" => 4,
+        _ => return Err(error()),
+    };
+    let bytes = number * base.powi(power);
+    if (0.0..=1e15).contains(&bytes) {
+        Ok(bytes as u64)
+    } else {
+        Err(error())
+    }
+}
+
 /// Units of time, in seconds.
 const UNITS: &[(&str, f64)] = &[
     ("ns", 1e-9),
@@ -568,6 +593,24 @@ pub enum DebuginfodArg {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn sizes() {
+        for (text, expected) in [
+            ("250M", 250_000_000),
+            ("2G", 2_000_000_000),
+            ("1.5GiB", 1_610_612_736),
+            ("64KiB", 65_536),
+            ("512k", 512_000),
+            ("1mb", 1_000_000),
+            ("10", 10),
+        ] {
+            assert_eq!(size(text), Ok(expected), "{text}");
+        }
+        for text in ["", "-1G", "5x", "1e400G", "G", "i"] {
+            assert!(size(text).is_err(), "{text}");
+        }
+    }
 
     #[test]
     fn rates() {

@@ -7,21 +7,24 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use clap::ValueEnum;
+
 use crate::capture::{HostFilter, SamplingOptions};
-use crate::cli::args::{BackendChoice, Host, HostFilterArgs, LogFormatArg, Sampling};
+use crate::cli::args::{BackendChoice, Host, HostFilterArgs, Sampling};
 use crate::cli::backend::{check_rate, open_backend};
 use crate::cli::discover;
 use crate::error::{Error, ErrorKind, Result};
 use crate::event::Pid;
 use crate::history::{Limits, Writer};
 use crate::host::labels::{LabelOptions, LabelReader};
-use crate::host::logs::{Log, LogFormat};
+use crate::host::logs::Log;
 use crate::host::recorder::{HostOptions, HostRecorder, Surroundings};
 use crate::host::sd_notify::{self, Notifier};
 use crate::privileges::checks::host::State;
 use crate::privileges::checks::{self, MissingPrivilege, SystemFacts};
 use crate::privileges::credentials::{self, Caps, UserQuery};
 use crate::privileges::phases;
+use crate::push::Endpoint;
 use crate::session::{Grouping, Recording, SessionOptions};
 use crate::sys;
 use crate::sys::cgroup::{self, UNIFIED_MOUNTS, each_below, is_unified, unified_root};
@@ -38,7 +41,7 @@ const LONGEST_RESTART: Duration = Duration::from_secs(60);
 /// `Usage` for cgroups, containers and users that are not there; those of the history and of the backend.
 pub fn host(options: &Host) -> Result<()> {
     check_rate(options.rate)?;
-    check_credentials(options)?;
+    check_receiver(options)?;
     let limited = check_capabilities()?;
     let filter = filter(&options.filter)?;
     let limits = Limits {
@@ -71,10 +74,7 @@ pub fn host(options: &Host) -> Result<()> {
         .map_err(|e| Error::io("cannot reach the service manager", e).hint("unset NOTIFY_SOCKET"))?;
     let watchdog =
         sd_notify::watchdog_interval(variable("WATCHDOG_USEC"), variable("WATCHDOG_PID"), std::process::id());
-    let log = Log::new(match options.log_format {
-        LogFormatArg::Logfmt => LogFormat::Logfmt,
-        LogFormatArg::Json => LogFormat::Json,
-    });
+    let log = options.log_format.log();
     let mut network = NetworkProcess::of(options);
     recording.start()?;
     phases::restrict_to_sampling(Caps::NONE)?;
@@ -117,8 +117,9 @@ pub fn host(options: &Host) -> Result<()> {
 }
 
 /// # Errors
-/// `Usage`: there are files for a receiver, and no receiver.
-fn check_credentials(options: &Host) -> Result<()> {
+/// `Usage`: the receiver's address is not one, or there are files for a receiver, and no receiver.
+fn check_receiver(options: &Host) -> Result<()> {
+    options.push.as_deref().map(Endpoint::parse).transpose()?;
     match options.credentials.words().first() {
         Some(option) if options.push.is_none() => Err(Error::new(
             ErrorKind::Usage,
@@ -260,6 +261,9 @@ impl NetworkProcess {
             (None, None) => return None,
             (None, Some(_)) => arguments.push("--metrics-only".into()),
             (Some(_), _) => {}
+        }
+        if let Some(format) = options.log_format.to_possible_value() {
+            arguments.extend(["--log-format".into(), format.get_name().into()]);
         }
         Some(NetworkProcess {
             arguments,

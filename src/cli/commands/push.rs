@@ -1,5 +1,6 @@
 //! `push`: sends a history to a receiver.
 
+use std::fmt::Display;
 use std::fs::File;
 use std::io::Read;
 use std::os::fd::AsFd;
@@ -7,13 +8,14 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
-use crate::cli::args::{CredentialArgs, PushCommand};
+use crate::cli::args::{CredentialArgs, LogFormatArg, PushCommand};
 use crate::cli::print_status;
 use crate::error::{Error, ErrorKind, Result};
 use crate::history;
+use crate::host::logs::Log;
 use crate::host::metrics_server::{self, MetricsListener};
 use crate::privileges::phases;
-use crate::push::{self, Backoff, CredentialFiles, Endpoint, PushMetrics, PushOptions, Surroundings};
+use crate::push::{self, Backoff, CredentialFiles, Endpoint, Event, PushMetrics, PushOptions, Surroundings};
 use crate::sys;
 
 /// The wait before the second attempt.
@@ -31,8 +33,10 @@ pub fn push(options: &PushCommand) -> Result<bool> {
     sys::interrupts::renew_at_hangup();
     let stop =
         || sys::interrupts::interrupted() || options.with_parent && sys::files::is_hung_up(std::io::stdin().as_fd());
+    let log = options.log_format.map(LogFormatArg::log);
     if let (Some(address), true) = (&options.metrics, options.metrics_only) {
-        serve_metrics(address, &options.directory, String::new)?;
+        let address = serve_metrics(address, &options.directory, String::new)?;
+        print_address(log.as_ref(), &address);
         while !stop() {
             wait(POLL);
         }
@@ -86,10 +90,11 @@ pub fn push(options: &PushCommand) -> Result<bool> {
     let metrics = Arc::new(Mutex::new(PushMetrics::default()));
     if let Some(address) = &options.metrics {
         let metrics = metrics.clone();
-        serve_metrics(address, &options.directory, move || {
+        let address = serve_metrics(address, &options.directory, move || {
             let metrics = metrics.lock().unwrap_or_else(PoisonError::into_inner).clone();
             metrics.text(SystemTime::now())
         })?;
+        print_address(log.as_ref(), &address);
     }
     push::run(
         &options.directory,
@@ -109,7 +114,7 @@ pub fn push(options: &PushCommand) -> Result<bool> {
             stop: &stop,
             renewals: &sys::interrupts::hangups,
             wait: &wait,
-            print: &print_status,
+            print: &|event| print_event(log.as_ref(), event),
         },
     )
 }
@@ -120,8 +125,30 @@ fn wait(wait: Duration) {
     let _ = sys::files::poll(&[], wait);
 }
 
+/// Prints an event: in the log, or for people.
+fn print_event(log: Option<&Log>, event: &Event<'_>) {
+    let Event {
+        kind, text, repeated, ..
+    } = event;
+    let fields: [(_, &dyn Display); 2] = [("kind", kind), ("text", text)];
+    match log {
+        Some(log) if event.is_error => log.counted_error("push", *repeated, &fields),
+        Some(log) => log.event("push", &fields),
+        None if *repeated > 0 => print_status(&format!("{text} ({repeated} times more since the last line)")),
+        None => print_status(text),
+    }
+}
+
+fn print_address(log: Option<&Log>, address: &str) {
+    match log {
+        Some(log) => log.event("metrics", &[("address", &address)]),
+        None => print_status(&format!("metrics are served at {address}")),
+    }
+}
+
 /// Serves metrics at the address until the process ends: those that the recorder last wrote to the directory, and `more`.
-fn serve_metrics(address: &str, directory: &Path, more: impl Fn() -> String + Send + 'static) -> Result<()> {
+/// Returns where.
+fn serve_metrics(address: &str, directory: &Path, more: impl Fn() -> String + Send + 'static) -> Result<String> {
     let of_recorder = directory.join(history::METRICS);
     let text = move || {
         let file = File::open(&of_recorder).map(|file| file.take(MAX_METRICS));
@@ -137,10 +164,8 @@ fn serve_metrics(address: &str, directory: &Path, more: impl Fn() -> String + Se
         metrics_server::serve(listener, text)?;
         Ok(address)
     };
-    let address = serve().map_err(|e| {
+    serve().map_err(|e| {
         Error::io(format!("cannot serve metrics at {address}"), e)
             .hint("name a free port or a socket: --metrics 127.0.0.1:7071, --metrics unix:/run/nativeprof/metrics")
-    })?;
-    print_status(&format!("metrics are served at {address}"));
-    Ok(())
+    })
 }
