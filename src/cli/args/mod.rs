@@ -16,8 +16,8 @@ pub use diff::{DiffBy, DiffCommand, DiffFormat, Normalize};
 pub use host::{Host, HostFilterArgs, LogFormatArg};
 pub use push::{CredentialArgs, PushCommand};
 pub use shared::{
-    Browse, DebuginfodArg, FrameArgs, HistoryArgs, LabelArgs, ProcessRef, Sampling, SymbolArgs, TargetArg, TaskArgs,
-    TimePoint, TimeRangeArgs, ViewArgs,
+    Browse, DebuginfodArg, FrameArgs, HistoryArgs, LabelArgs, PageArgs, ProcessRef, Sampling, SymbolArgs, TargetArg,
+    TaskArgs, TimePoint, TimeRangeArgs, ViewArgs,
 };
 use shared::{formats, rate, seconds, values, wait_kinds};
 
@@ -167,6 +167,8 @@ pub struct Dump {
     #[arg(long)]
     pub json: bool,
     #[command(flatten)]
+    pub page: PageArgs,
+    #[command(flatten)]
     pub names: SymbolArgs,
 }
 
@@ -257,7 +259,7 @@ pub struct ReportCommand {
     /// function separately]
     #[arg(long, value_enum)]
     pub by: Option<ReportBy>,
-    /// Source of a function (its name or the end of it) or a file, with the samples of each line
+    /// Source of a function (its name or the end of it, or its `id`) or a file, with the samples of each line
     #[arg(long, value_name = "FUNCTION|FILE", conflicts_with_all = ["filters", "callers", "callees", "tree", "by", "waits", "lag"])]
     pub source: Option<String>,
     /// Machine code of a native function (its name or the end of it, an address such as 0x1234 or geo.so+0x1234), with the
@@ -278,10 +280,10 @@ pub struct ReportCommand {
     pub history: HistoryArgs,
     #[command(flatten)]
     pub labels: LabelArgs,
-    /// Callers of the function (a name or a regular expression)
+    /// Callers of the function (a name, a regular expression, or an `id` of JSON output)
     #[arg(long, value_name = "FUNCTION", conflicts_with_all = ["callees", "tree", "by"])]
     pub callers: Option<String>,
-    /// What the function calls (a name or a regular expression)
+    /// What the function calls (a name, a regular expression, or an `id`)
     #[arg(long, value_name = "FUNCTION", conflicts_with_all = ["tree", "by"])]
     pub callees: Option<String>,
     /// Print the call tree, largest branch first
@@ -303,6 +305,8 @@ pub struct ReportCommand {
     /// Print JSON
     #[arg(long)]
     pub json: bool,
+    #[command(flatten)]
+    pub page: PageArgs,
     /// When to use color; `auto`: on a terminal, unless NO_COLOR is set
     #[arg(long, value_enum, value_name = "WHEN", default_value_t = ColorWhen::Auto)]
     pub color: ColorWhen,

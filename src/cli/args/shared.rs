@@ -7,6 +7,7 @@ use clap::{Args, ValueEnum};
 
 use super::{BackendChoice, pid};
 use crate::capture::{self, EVENT_KINDS, EventKind, MODES, Mode};
+use crate::cli::output::page::Page;
 use crate::error::{Error, ErrorKind};
 use crate::export::FORMATS;
 use crate::history::name;
@@ -120,6 +121,31 @@ impl LabelArgs {
         });
         spans.chain(self.label.iter().cloned()).collect()
     }
+}
+
+/// Which rows of JSON output are printed.
+#[derive(Clone, Copy, Debug, Args)]
+pub struct PageArgs {
+    /// With --json: print this many rows at most; amounts of the profile stay those of all of it
+    #[arg(long, value_name = "N", requires = "json", value_parser = rows)]
+    limit: Option<u32>,
+    /// With --json: continue after an earlier output, with its `next_cursor`
+    #[arg(long, value_name = "CURSOR", requires = "json")]
+    cursor: Option<u32>,
+}
+
+impl PageArgs {
+    pub fn page(&self) -> Page {
+        Page {
+            limit: self.limit.map(|limit| limit as usize),
+            skipped: self.cursor.unwrap_or(0) as usize,
+        }
+    }
+}
+
+fn rows(text: &str) -> Result<u32, String> {
+    let number = text.parse().ok().filter(|rows| *rows > 0);
+    number.ok_or_else(|| "N is a number of rows, 1 or more".into())
 }
 
 pub(super) fn label(text: &str) -> Result<LabelFilter, String> {

@@ -23,6 +23,7 @@ pub mod atomic_file;
 pub mod browser;
 pub mod first_functions;
 pub mod labels;
+pub mod page;
 pub mod row_filter;
 pub mod style;
 pub mod table;

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 
 use serde_json::{Value, json};
+use sha2::{Digest, Sha256};
 
 use crate::profile::category::Categories;
 use crate::profile::model::{Frame, FrameKind, Profile};
@@ -13,6 +14,8 @@ use crate::profile::your_functions::{InnermostFunction, function_name};
 /// A row; texts are as the target gave them, not escaped.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ReportRow {
+    /// Of a function: what commands know it by, see [`function_id`].
+    pub id: Option<String>,
     /// `None` for what is not a function.
     pub kind: Option<FrameKind>,
     pub name: String,
@@ -76,14 +79,20 @@ impl ReportRow {
         }
     }
 
-    /// Whether this is the complete name, or its last component.
+    /// Whether this is the complete name, or its last component; or `id:` and its identifier.
     pub fn is_named(&self, name: &str) -> bool {
+        if name.starts_with(ID) {
+            return self.id.as_deref() == Some(name);
+        }
         let short = self.name.strip_suffix(name);
         short.is_some_and(|rest| rest.is_empty() || (self.kind == Some(FrameKind::Python) && rest.ends_with('.')))
     }
 
     pub fn json(&self) -> Value {
         let mut value = json!({"self": self.self_count, "total": self.total});
+        if let Some(id) = &self.id {
+            value["id"] = id.as_str().into();
+        }
         if let Some(native) = self.native {
             value["native"] = native.into();
         }
@@ -131,6 +140,7 @@ impl ReportRow {
 
     pub fn of_frame(frame: &Frame) -> ReportRow {
         ReportRow {
+            id: Some(function_id(frame)),
             kind: Some(frame.kind),
             name: function_name(frame).into(),
             place: match frame.kind {
@@ -260,6 +270,25 @@ impl ReportRow {
         };
         (!by_name.is_empty()).then(|| by_name.into_iter().map(row).collect())
     }
+}
+
+/// What the identifiers of functions begin with.
+pub const ID: &str = "id:";
+
+/// An identifier of a function: `id:` and 12 hexadecimal digits. It is made of its kind, name, and file or module, so that it is the
+/// same in all recordings of a program, also after lines were added above the function.
+pub fn function_id(frame: &Frame) -> String {
+    let place = match frame.kind {
+        FrameKind::Python => &frame.filename,
+        _ => &frame.module,
+    };
+    let mut hash = Sha256::new();
+    for part in [kind_name(frame.kind), &*function_name(frame), place] {
+        hash.update(part);
+        hash.update([0]);
+    }
+    let digits = hash.finalize().into_iter().take(6).map(|byte| format!("{byte:02x}"));
+    digits.fold(ID.into(), |id, digits| id + &digits)
 }
 
 /// Name of a kind of frames.

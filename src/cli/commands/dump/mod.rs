@@ -119,7 +119,7 @@ struct DumpReport {
 pub fn dump(options: &Dump) -> error::Result<()> {
     let pid = discover::find(&options.target.process())?;
     if options.tasks {
-        return tasks::dump(pid, options.json);
+        return tasks::dump(pid, options.json.then(|| options.page.page()));
     }
     // SYS_NICE shortens stops; SYS_ADMIN is needed for /proc/PID/stack.
     let more = Caps::of(&[Cap::SysNice]).0
@@ -248,7 +248,7 @@ pub fn dump(options: &Dump) -> error::Result<()> {
         threads,
     };
     let text = if options.json {
-        format!("{:#}\n", render::json(&report))
+        format!("{:#}\n", render::json(&report, options.page.page()))
     } else {
         render::text(&report, TerminalStyle::of_stdout(ColorWhen::Auto))
     };

@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 use super::{DumpFrame, DumpQuality, DumpReport, DumpStack, DumpThread};
 use crate::capture::ptrace::snapshot::{ReadMode, SnapshotError};
 use crate::cli::output::JSON_VERSION;
+use crate::cli::output::page::Page;
 use crate::cli::output::style::{Color, TerminalStyle};
 use crate::cpython::gil::Gil;
 use crate::cpython::thread_names::both_names;
@@ -253,21 +254,38 @@ fn frame(out: &mut String, f: &DumpFrame, style: TerminalStyle) {
     }
 }
 
-/// The report as JSON.
-pub fn json(r: &DumpReport) -> Value {
+/// A part of the report as JSON; `totals` are of all threads.
+pub fn json(r: &DumpReport, page: Page) -> Value {
     let longest = r.threads.iter().filter_map(|t| match t.stack.as_ref().ok()?.mode {
         ReadMode::Stopped(ns) => Some(ns),
         ReadMode::Asleep => None,
     });
-    json!({
+    let is = |quality: fn(&DumpQuality) -> bool| {
+        let stacks = r.threads.iter().filter_map(|t| t.stack.as_ref().ok());
+        stacks.filter(|stack| quality(&stack.quality)).count()
+    };
+    let totals = json!({
+        "exact": is(|quality| matches!(quality, DumpQuality::Exact)),
+        "repaired": is(|quality| matches!(quality, DumpQuality::Repaired)),
+        "partial": is(|quality| matches!(quality, DumpQuality::Partial(_))),
+        "not_read": r.threads.iter().filter(|t| t.stack.is_err()).count(),
+    });
+    let mut threads: Vec<&DumpThread> = r.threads.iter().collect();
+    let shown = page.cut(&mut threads);
+    let mut value = json!({
         "version": JSON_VERSION,
         "pid": r.pid,
         "namespace_pid": r.inner.unwrap_or(r.pid),
         "command": r.command,
         "python": Some(&r.python).filter(|p| !p.is_empty()),
         "max_stop_us": longest.max().map(micros),
-        "threads": r.threads.iter().map(thread_json).collect::<Vec<_>>(),
-    })
+        "totals": totals,
+    });
+    if let Value::Object(output) = &mut value {
+        shown.add_to(output);
+        output.insert("threads".into(), threads.into_iter().map(thread_json).collect());
+    }
+    value
 }
 
 fn micros(ns: u64) -> f64 {
@@ -424,7 +442,7 @@ Thread 12 \"py\\x0a\": not read: it kept running while it was read
 Stopped: 1 of 2 threads, one at a time, for at most 32 µs; 1 read in place while sleeping.
 ";
         assert_eq!(text(&report, TerminalStyle::default()), expected);
-        let value = json(&report);
+        let value = json(&report, Page::default());
         assert_eq!(value["threads"][1]["syscall"], "futex");
         assert_eq!(value["threads"][0]["frames"][2]["locals"][0]["name"], "x");
         assert_eq!(value["max_stop_us"], 31.4);

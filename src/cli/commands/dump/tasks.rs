@@ -9,6 +9,7 @@ use super::task_tree;
 use crate::cli::args::{ColorWhen, DebuginfodArg};
 use crate::cli::live::{Invoker, check_readable};
 use crate::cli::output::JSON_VERSION;
+use crate::cli::output::page::Page;
 use crate::cli::output::style::TerminalStyle;
 use crate::cpython::code_object::CodeTable;
 use crate::cpython::frame_groups;
@@ -76,11 +77,11 @@ pub struct TaskReport {
     pub gaps: Vec<&'static str>,
 }
 
-/// Writes the tasks of a process to standard output. The process is not stopped.
+/// Writes the tasks of a process to standard output, with `json` as JSON. The process is not stopped.
 ///
 /// # Errors
 /// `NoSuchProcess`, `NotPermitted`, `Unsupported`: no Python, or no asyncio.
-pub fn dump(pid: Pid, as_json: bool) -> error::Result<()> {
+pub fn dump(pid: Pid, json: Option<Page>) -> error::Result<()> {
     Invoker::switch_to(false, Caps::NONE, DebuginfodArg::Off)?;
     check_readable(pid, "reading")?;
     phases::restrict_to_setup(Caps::NONE)?;
@@ -148,10 +149,9 @@ pub fn dump(pid: Pid, as_json: bool) -> error::Result<()> {
         gaps: list.gaps.iter().map(|gap| gap.reason()).collect(),
     };
     phases::drop_for_symbolization(Caps::NONE)?;
-    let text = if as_json {
-        format!("{:#}\n", json(&report))
-    } else {
-        task_tree::text(&report, TerminalStyle::of_stdout(ColorWhen::Auto))
+    let text = match json {
+        Some(page) => format!("{:#}\n", as_json(&report, page)),
+        None => task_tree::text(&report, TerminalStyle::of_stdout(ColorWhen::Auto)),
     };
     match io::stdout().lock().write_all(text.as_bytes()) {
         Err(e) if e.kind() != io::ErrorKind::BrokenPipe => Err(Error::io("cannot write to standard output", e)),
@@ -332,7 +332,7 @@ fn shown(
     tasks
 }
 
-fn json(report: &TaskReport) -> Value {
+fn as_json(report: &TaskReport, page: Page) -> Value {
     let address = |at: u64| format!("{at:#x}");
     let task = |task: &ShownTask| {
         let frames = task.frames.iter().map(|f| {
@@ -366,12 +366,18 @@ fn json(report: &TaskReport) -> Value {
             "awaited_by": by.map(|by| address(by.address)).collect::<Vec<_>>(),
         })
     };
-    json!({
+    let mut tasks: Vec<&ShownTask> = report.tasks.iter().collect();
+    let shown = page.cut(&mut tasks);
+    let mut value = json!({
         "version": JSON_VERSION,
         "pid": report.pid,
         "command": report.command,
         "python": report.python,
-        "tasks": report.tasks.iter().map(task).collect::<Vec<_>>(),
         "incomplete": report.gaps,
-    })
+    });
+    if let Value::Object(output) = &mut value {
+        shown.add_to(output);
+        output.insert("tasks".into(), tasks.into_iter().map(task).collect());
+    }
+    value
 }

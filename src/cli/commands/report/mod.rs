@@ -114,7 +114,7 @@ pub fn report(options: &ReportCommand) -> Result<()> {
         is_short: !options.json,
     };
     let code = whole.as_ref().zip(options.assembly.as_ref());
-    let (key, rows, text) = match (&options.callers, &options.callees) {
+    let (key, mut rows, text) = match (&options.callers, &options.callees) {
         (Some(function), _) => context.calls(function, CallDirection::Callers)?,
         (_, Some(function)) => context.calls(function, CallDirection::Callees)?,
         _ if options.tree => tree::tree(&context),
@@ -128,7 +128,13 @@ pub fn report(options: &ReportCommand) -> Result<()> {
         },
     };
     let text = if options.json {
-        let value = json!({
+        let inner = match key {
+            "callers" | "callees" => Some("calls"),
+            "assembly" => Some("instructions"),
+            _ => None,
+        };
+        let shown = options.page.page().cut_json(&mut rows, inner);
+        let mut value = json!({
             "version": JSON_VERSION,
             "file": options.file.to_string_lossy(),
             "command": profile.meta.command,
@@ -137,8 +143,11 @@ pub fn report(options: &ReportCommand) -> Result<()> {
             "duration": profile.meta.duration,
             "rate": profile.meta.rate,
             "quality": quality(&profile),
-            key: rows,
         });
+        if let Value::Object(output) = &mut value {
+            shown.add_to(output);
+            output.insert(key.into(), rows);
+        }
         format!("{value:#}\n")
     } else {
         format!("{}\n{text}", context.heading())

@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 use super::{RenderedList, ReportContext, several, share};
 use crate::cli::input;
 use crate::cli::output::style::Color;
+use crate::cli::output::table_rows::{ID, function_id};
 use crate::error::{Error, ErrorKind, Result};
 use crate::escape::line;
 use crate::profile::function_names::{Named, named};
@@ -120,13 +121,21 @@ pub fn is_python(profile: &Profile, word: &str) -> bool {
     if frames.iter().any(|frame| is_python(frame) && is_in_file(frame, word)) {
         return true;
     }
-    match named(frames, word, |_| true) {
+    match functions(frames, word) {
         Named::Frames(all) => frames
             .iter()
             .zip(all)
             .any(|(frame, is_named)| is_named && is_python(frame)),
         _ => false,
     }
+}
+
+/// The functions with this name or identifier.
+fn functions(frames: &[Frame], word: &str) -> Named {
+    if word.starts_with(ID) {
+        return Named::Frames(frames.iter().map(|frame| function_id(frame) == word).collect());
+    }
+    named(frames, word, |_| true)
 }
 
 fn is_in_file(frame: &Frame, word: &str) -> bool {
@@ -143,7 +152,7 @@ fn files<'a>(context: &ReportContext<'a>, word: &str) -> Result<Vec<FileOfSource
     let in_file = all.iter().filter(|frame| is_in_file(frame, word));
     let paths: HashSet<&str> = in_file.map(|frame| source_file(frame)).collect();
     let frames = &context.profile.frames;
-    let wanted: Vec<bool> = match named(frames, word, |_| true) {
+    let wanted: Vec<bool> = match functions(frames, word) {
         Named::Several(names) if paths.is_empty() => return Err(several(context.file, "--source", word, &names)),
         Named::Frames(wanted) => wanted,
         _ => Vec::new(),
