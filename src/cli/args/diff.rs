@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
 
-use super::shared::{BrowserArg, FrameArgs, HistoryArgs, TimeRangeArgs, confidence, duration, limit, values};
+use super::shared::{BrowserArg, FrameArgs, HistoryArgs, PageArgs, TimeRangeArgs, confidence, duration, limit, values};
 use super::{ColorWhen, input_help};
 
 #[derive(Debug, Args)]
@@ -73,6 +73,8 @@ pub struct DiffCommand {
     /// Print JSON
     #[arg(long, conflicts_with_all = ["output", "format"])]
     pub json: bool,
+    #[command(flatten)]
+    pub page: PageArgs,
     /// When to use color; `auto`: on a terminal, unless NO_COLOR is set
     #[arg(long, value_enum, value_name = "WHEN", default_value_t = ColorWhen::Auto)]
     pub color: ColorWhen,

@@ -243,6 +243,7 @@ impl Text<'_> {
             DiffBy::Function => row,
             DiffBy::Module => ReportRow {
                 name: module(change.frame).into(),
+                id: None,
                 kind: None,
                 place: String::new(),
                 ..row
@@ -489,15 +490,17 @@ impl Text<'_> {
         };
         let row = |(change, row): (&Change<'_>, ReportRow)| {
             let mut value = value(change);
-            for key in ["kind", "name", "place"] {
+            for key in ["id", "kind", "name", "place"] {
                 if let Some(text) = row.json().get(key) {
                     value[key] = text.clone();
                 }
             }
             value
         };
+        let mut rows = self.rows(filters);
+        let shown = self.options.page.page().cut(&mut rows);
         let [before, after] = self.options.paths();
-        json!({
+        let mut output = json!({
             "version": JSON_VERSION,
             "before": before.to_string_lossy(),
             "after": after.to_string_lossy(),
@@ -515,7 +518,11 @@ impl Text<'_> {
             "significant": self.found.rows.iter().filter(|row| row.is_significant()).count(),
             "all": self.found.all.as_ref().map(value),
             "renamed": self.found.renamed.iter().map(|(old, new)| json!({"before": old, "after": new})).collect::<Vec<_>>(),
-            "rows": self.rows(filters).into_iter().map(row).collect::<Vec<_>>(),
-        })
+        });
+        if let Value::Object(output) = &mut output {
+            shown.add_to(output);
+            output.insert("rows".into(), rows.into_iter().map(row).collect());
+        }
+        output
     }
 }
