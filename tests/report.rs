@@ -12,6 +12,7 @@ use nativeprof::profile::json;
 use nativeprof::profile::lags::Lag;
 use nativeprof::profile::model::{Frame, FrameKind, Meta};
 use nativeprof::profile::values::ValueType;
+use serde_json::Value;
 
 mod common;
 
@@ -699,4 +700,104 @@ fn values_and_lines_are_exported() {
             assert!((part(&a[1]) - part(&b[1])).abs() < 1e-6, "{a:?} {b:?}");
         }
     }
+}
+
+/// Each part has other rows, and what it says of the profile is the same.
+#[test]
+fn json_is_printed_in_parts() {
+    let rows = |value: &Value, words: &[&str]| {
+        let (list, inner) = match words {
+            ["report", _, "--callers", ..] => ("callers", Some("calls")),
+            ["report", _, "--tree", ..] => ("tree", None),
+            _ => ("rows", None),
+        };
+        let list = value[list].as_array().expect("a list").clone();
+        match inner {
+            None => list,
+            Some(inner) => list
+                .iter()
+                .flat_map(|group| group[inner].as_array().expect("rows").clone())
+                .collect(),
+        }
+    };
+    let about = |value: &Value| {
+        [
+            "samples",
+            "quality",
+            "duration",
+            "all",
+            "tested",
+            "significant",
+            "total_rows",
+        ]
+        .map(|key| value[key].clone())
+    };
+    for words in [
+        &["report", PROFILE][..],
+        &["report", PROFILE, "--by", "line"],
+        &["report", PROFILE, "--tree"],
+        &["report", PROFILE, "--callers", "."],
+        &["diff", PROFILE, PROFILE, "--all"],
+    ] {
+        let json = |more: &[&str]| -> Value {
+            let done = run(&[words, &["--json"], more].concat(), "");
+            serde_json::from_str(&stdout(&done)).expect("JSON")
+        };
+        let whole = json(&[]);
+        let all = rows(&whole, words);
+        assert_eq!(whole["total_rows"], all.len(), "{words:?}");
+        assert!(all.len() > 3 && whole["next_cursor"].is_null(), "{words:?}: {whole:#}");
+        let (mut parts, mut cursor) = (Vec::new(), String::from("0"));
+        loop {
+            let part = json(&["--limit", "2", "--cursor", &cursor]);
+            let here = rows(&part, words);
+            assert_eq!(part["shown"], here.len());
+            assert_eq!(about(&part), about(&whole), "{words:?}");
+            parts.extend(here);
+            match part["next_cursor"].as_str() {
+                Some(next) => cursor = next.into(),
+                None => break,
+            }
+        }
+        assert!(parts == all, "{words:?}");
+    }
+    for words in [
+        &["--limit", "2"][..],
+        &["--json", "--limit", "0"],
+        &["--json", "--cursor", "x"],
+    ] {
+        let done = run(&[&["report", PROFILE], words].concat(), "");
+        assert_eq!(done.status.code(), Some(2), "{words:?}");
+    }
+}
+
+#[test]
+fn functions_are_found_by_their_identifiers() {
+    let json = |words: &[&str]| -> Value {
+        serde_json::from_str(&stdout(&run(&[&["report", PROFILE, "--json"], words].concat(), ""))).expect("JSON")
+    };
+    let mut found = 0;
+    for row in json(&["--by", "function"])["rows"].as_array().expect("rows") {
+        let id = row["id"].as_str().expect("an identifier");
+        for (option, list) in [("--callers", "callers"), ("--callees", "callees")] {
+            let groups = json(&[option, id]);
+            let groups = groups[list].as_array().expect("a list").clone();
+            found += groups.len();
+            assert!(
+                groups
+                    .iter()
+                    .all(|group| group["id"] == id && group["name"] == row["name"])
+            );
+        }
+    }
+    assert!(found > 10, "{found}");
+    let python = json(&[])["rows"][1].clone();
+    let id = python["id"].as_str().expect("an identifier");
+    let lines = json(&["--source", id]);
+    assert_eq!(
+        lines["source"],
+        json(&["--source", python["name"].as_str().expect("a name")])["source"]
+    );
+    let done = run(&["report", PROFILE, "--callers", "id:000000000000"], "");
+    assert!(!done.status.success());
 }

@@ -53,6 +53,18 @@ pub fn viewers(name: &str) -> PathBuf {
     path
 }
 
+/// Python with a client of the Model Context Protocol, which `.ci/install-mcp-clients` installed, and with `jsonschema`.
+pub fn mcp_client(version: &str) -> PathBuf {
+    let path = Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("mcp-clients");
+    let path = path.join(version).join("bin/python");
+    assert!(
+        path.exists(),
+        "{} is missing; bring it with\n\n    .ci/install-mcp-clients\n",
+        path.display()
+    );
+    path
+}
+
 /// The text of the profile in a page of ours.
 pub fn packed(page: &str) -> String {
     let profile = page
