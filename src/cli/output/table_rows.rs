@@ -30,6 +30,8 @@ pub struct ReportRow {
     pub calls: Option<u64>,
     /// The same of a sampled profile.
     pub sampled: Option<SampledTime>,
+    /// Interval (95 % confidence) of a function's share of self samples, from 0 to 1.
+    pub share: Option<(f64, f64)>,
     /// Of a function of the user's own.
     pub yours: Option<YourRow>,
 }
@@ -102,6 +104,9 @@ impl ReportRow {
         if let Some(sampled) = self.sampled {
             value["self_ns"] = sampled.time.into();
             value["self_ns_interval"] = json!([sampled.interval.0, sampled.interval.1]);
+        }
+        if let Some((low, high)) = self.share {
+            value["self_share_interval"] = json!([low, high]);
         }
         if let Some(yours) = &self.yours {
             value["self_with_libraries"] = yours.amount.into();

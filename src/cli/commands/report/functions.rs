@@ -50,10 +50,12 @@ impl PythonFunctions {
 /// Python functions; the profile of `context` has native code as part of them.
 pub fn functions(context: &ReportContext<'_>, python: &PythonFunctions) -> RenderedList {
     let sampled = context.calls.as_ref().and_then(|_| SampledTimes::of(context.profile));
+    let shares = context.share_intervals();
     let by_id = ReportRow::of_functions_by_id(context.stats).into_iter();
     let rows = by_id.map(|(id, mut row)| {
         let frame = context.stats.frame(id);
         row.calls = context.calls.as_ref().map(|calls| calls.of_function(frame));
+        row.share = shares.get(id as usize).copied();
         row.sampled = sampled.as_ref().map(|times| times.row(id, row.self_count));
         if frame.kind == FrameKind::Python {
             let function = FunctionKey::of(frame);

@@ -21,6 +21,7 @@ use crate::escape::line;
 use crate::export::select;
 use crate::privileges::credentials::Caps;
 use crate::privileges::phases;
+use crate::profile::intervals;
 use crate::profile::model::{FrameKind, Profile};
 use crate::profile::stats::{FunctionId, Stats};
 use crate::profile::summary;
@@ -272,10 +273,21 @@ impl ReportContext<'_> {
         Ok(("rows", list, text))
     }
 
+    /// By function, the interval of its share of self samples. None for text, and where something else than samples is shown: it does
+    /// not tell how many samples there were.
+    fn share_intervals(&self) -> Vec<(f64, f64)> {
+        if self.is_short || *self.profile.count_type() != ValueType::SAMPLES {
+            return Vec::new();
+        }
+        intervals::self_shares(self.profile)
+    }
+
     /// All functions, with their calls where these were counted.
     fn functions(&self) -> Vec<ReportRow> {
+        let shares = self.share_intervals();
         let rows = ReportRow::of_functions_by_id(self.stats).into_iter();
         let rows = rows.map(|(id, mut row)| {
+            row.share = shares.get(id as usize).copied();
             row.calls = self.calls.as_ref().map(|calls| calls.of_function(self.stats.frame(id)));
             row
         });
