@@ -62,9 +62,14 @@ pub fn main() -> ExitCode {
             Some(pid) => suggest::check_no_command(pid, &r.command)
                 .and_then(|()| commands::record::record(LiveTarget::Pid(pid), &r.common))
                 .map(drop),
-            None => match suggest::check_command(&r.command)
-                .and_then(|()| commands::record::record(LiveTarget::Launch(r.command), &r.common))
-            {
+            None => match suggest::check_command(&r.command).and_then(|()| {
+                let target = if r.common.with_parent {
+                    LiveTarget::LaunchDetached(r.command)
+                } else {
+                    LiveTarget::Launch(r.command)
+                };
+                commands::record::record(target, &r.common)
+            }) {
                 Ok(code) => return ExitCode::from(code),
                 Err(e) => {
                     print_error(&e);

@@ -79,6 +79,12 @@ pub fn caller(
     (user.uid != 0 && user.uid != u32::MAX && user.gid != u32::MAX).then_some(user)
 }
 
+/// The user who became root, if there is one: whose processes and files are meant.
+pub fn invoking_user() -> Option<User> {
+    let variable = |name: &str| std::env::var(name).ok();
+    caller(sys::process::effective_uid(), &variable, &credentials::find_user)
+}
+
 /// Switches to the user who became root, if there is one, keeping what set-up needs. Must be called before anything
 /// else; returns that user.
 ///
@@ -93,8 +99,7 @@ pub fn switch_to_invoking_user() -> Result<Option<User>> {
 /// # Errors
 /// As [`switch_to_invoking_user`].
 pub fn switch_to_invoking_user_with(also: Caps) -> Result<Option<User>> {
-    let variable = |name: &str| std::env::var(name).ok();
-    let Some(user) = caller(sys::process::effective_uid(), &variable, &credentials::find_user) else {
+    let Some(user) = invoking_user() else {
         return Ok(None);
     };
     credentials::become_user(&user, Caps(setup_capabilities().0 | also.0))?;

@@ -1,6 +1,7 @@
 //! `record` and `attach`: sample a process, then write the profile.
 
 use std::io::IsTerminal;
+use std::os::fd::AsFd;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -97,6 +98,11 @@ pub fn record(target: LiveTarget, options: &RecordArgs) -> Result<u8> {
         live.recording.backend_name()
     ));
     let (ended, failure) = sample(&mut live, options);
+    if is_left_alone(options) {
+        return Err(Error::new(ErrorKind::Io, "the recording was given up")
+            .why("the program that started it has closed its input")
+            .hint("run it without --with-parent"));
+    }
     let children = if options.subprocesses {
         Duration::ZERO
     } else {
@@ -130,8 +136,11 @@ pub fn record(target: LiveTarget, options: &RecordArgs) -> Result<u8> {
             ..e
         });
     }
-    if is_attached {
+    if is_attached || options.with_parent {
         done = done.and_then(|()| output.check_written());
+    }
+    if options.with_parent && !ended {
+        return done.map(|()| 0);
     }
     finish(launched, ended, done)
 }
@@ -150,7 +159,8 @@ fn sample(live: &mut LiveRecording, options: &RecordArgs) -> (bool, Option<Error
     };
     let progress = progress();
     let (mut ended, mut failure) = (false, None);
-    let is_over = || sys::interrupts::interrupted() || end.is_some_and(|end| Instant::now() >= end);
+    let is_over =
+        || sys::interrupts::interrupted() || is_left_alone(options) || end.is_some_and(|end| Instant::now() >= end);
     while !ended && failure.is_none() && !is_over() {
         let left = end.map(|end| end.saturating_duration_since(Instant::now()));
         ended = live.has_exited();
@@ -162,6 +172,11 @@ fn sample(live: &mut LiveRecording, options: &RecordArgs) -> (bool, Option<Error
     }
     progress.finish_and_clear();
     (ended, failure)
+}
+
+/// Whether the program that started this one is gone, or wants no profile any more.
+fn is_left_alone(options: &RecordArgs) -> bool {
+    options.with_parent && sys::files::is_hung_up(std::io::stdin().as_fd())
 }
 
 /// Prints what a user may want to know of the profile besides the summary's block.
