@@ -1,0 +1,167 @@
+//! Runs this program again, as a command that prints JSON or records. Commands give up privileges for good before they read what is
+//! not trusted, which a server that goes on to the next request cannot; and a process can be ended at any time.
+
+use std::io::Read;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+use crate::error::{Error, ErrorKind, Result};
+use crate::sys;
+
+/// Bytes of output that are read, at most.
+const MAX_OUTPUT: u64 = 64 << 20;
+/// Bytes of messages that are read, at most.
+const MAX_MESSAGES: u64 = 1 << 16;
+/// How often it is checked whether a request was cancelled.
+const POLL: Duration = Duration::from_millis(20);
+/// Between two reports of progress.
+const PROGRESS: Duration = Duration::from_secs(1);
+
+/// How a command is watched.
+pub struct Watch<'a> {
+    /// Set when the request is cancelled.
+    pub stop: &'a AtomicBool,
+    /// The command is ended after this time.
+    pub limit: Duration,
+    /// Called each second with the time since the start.
+    pub progress: &'a dyn Fn(Duration),
+}
+
+/// What a command left.
+pub struct Finished {
+    /// `None`: a signal ended it.
+    pub code: Option<i32>,
+    output: Vec<u8>,
+    messages: String,
+}
+
+/// A running command; all of its processes end with it.
+struct Running(Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        sys::process::kill_group(self.0.id());
+        let _ = self.0.wait(); // it was killed
+    }
+}
+
+/// Runs a command of this program in a directory.
+///
+/// # Errors
+/// `Io` if it cannot be started, was cancelled, or took too long.
+pub fn run(words: &[String], directory: &Path, watch: &Watch<'_>) -> Result<Finished> {
+    let mut command = Command::new("/proc/self/exe");
+    command
+        .args(words)
+        .current_dir(directory)
+        .env("NO_COLOR", "1")
+        // While the other end is open, a recording goes on.
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .process_group(0);
+    let child = command.spawn().map_err(|e| Error::not_started("cannot start nativeprof", e))?;
+    let mut running = Running(child);
+    let output = reader(running.0.stdout.take(), MAX_OUTPUT);
+    let messages = reader(running.0.stderr.take(), MAX_MESSAGES);
+    let start = Instant::now();
+    let mut next = PROGRESS;
+    let status = loop {
+        match running.0.try_wait() {
+            Ok(None) => {}
+            Ok(Some(status)) => break status,
+            Err(e) => return Err(Error::io("cannot wait for nativeprof", e)),
+        }
+        if watch.stop.load(Ordering::SeqCst) {
+            return Err(Error::new(ErrorKind::Io, "cancelled").why("the client asked for it, or is gone"));
+        }
+        let elapsed = start.elapsed();
+        if elapsed > watch.limit {
+            return Err(
+                Error::new(ErrorKind::Io, format!("ended after {} s", watch.limit.as_secs()))
+                    .why("it took too long")
+                    .hint("ask for less: a smaller profile, a shorter recording"),
+            );
+        }
+        if elapsed >= next {
+            next += PROGRESS;
+            (watch.progress)(elapsed);
+        }
+        thread::sleep(POLL);
+    };
+    Ok(Finished {
+        code: status.code(),
+        output: joined(output),
+        messages: String::from_utf8_lossy(&joined(messages)).into_owned(),
+    })
+}
+
+/// Reads in a thread, so that a command never waits for its reader.
+fn reader(pipe: Option<impl Read + Send + 'static>, max: u64) -> JoinHandle<Vec<u8>> {
+    thread::spawn(move || {
+        let mut bytes = Vec::new();
+        if let Some(mut pipe) = pipe {
+            // What was read until a failure is what there is.
+            let _ = pipe.by_ref().take(max).read_to_end(&mut bytes);
+            let _ = std::io::copy(&mut pipe, &mut std::io::sink());
+        }
+        bytes
+    })
+}
+
+fn joined(reader: JoinHandle<Vec<u8>>) -> Vec<u8> {
+    reader.join().unwrap_or_default()
+}
+
+impl Finished {
+    /// The JSON that was printed.
+    ///
+    /// # Errors
+    /// What the command said if it failed.
+    pub fn json(&self) -> Result<Value> {
+        match serde_json::from_slice(&self.output) {
+            Ok(value) => Ok(value),
+            Err(_) => Err(self.error()),
+        }
+    }
+
+    /// The error that the command has printed last.
+    pub fn error(&self) -> Error {
+        let mut found = Error::new(ErrorKind::Data, "nativeprof failed");
+        let mut lines = self.messages.lines().peekable();
+        while let Some(line) = lines.next() {
+            let Some(what) = line.strip_prefix("nativeprof: ") else {
+                continue;
+            };
+            let mut after = |word: &str| lines.next_if(|line| line.starts_with(word)).map(|line| line.get(word.len()..).unwrap_or_default());
+            let why = after("  why: ");
+            let hint = after("  try: ");
+            if why.is_some() || hint.is_some() {
+                found = Error::new(ErrorKind::Data, what).why(why.unwrap_or_default()).hint(hint.unwrap_or_default());
+            }
+        }
+        found
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_are_what_the_command_said() {
+        let finished = Finished {
+            code: Some(1),
+            output: Vec::new(),
+            messages: "nativeprof: sampling 12\nnativeprof: cannot read x\n  why: no such file\n  try: check the path\nnativeprof: end\n".into(),
+        };
+        let e = finished.json().unwrap_err();
+        assert_eq!((&*e.what, &*e.why, &*e.hint), ("cannot read x", "no such file", "check the path"));
+    }
+}
