@@ -20,6 +20,7 @@
 //! - `counts` counts raw stacks as prefixes, and `resolve` names each frame once, at the end.
 //! - `profile` holds, compares, merges, reads and writes finished profiles; `export` writes the formats of other tools.
 //! - `history` writes and lists directories of segments.
+//! - `mcp` answers the requests of language models, by running the program's own commands.
 //! - `push` sends the segments of a history to receivers.
 //! - `session` calls the stages in order: for a live `Recording`, a `Replay` of a `tape`, or an `Inspection` of one process.
 //!   `in_process` records the process that it runs in, `host` all processes for months, `cli` does all of this for people;
@@ -79,6 +80,8 @@ pub mod in_process;
 #[doc(hidden)]
 pub mod interleave;
 mod limits;
+#[doc(hidden)]
+pub mod mcp;
 mod privileges;
 #[doc(hidden)]
 pub mod process;

@@ -324,7 +324,7 @@ fn every_option_exists() {
     let mut known = BTreeSet::new();
     for name in [
         "record", "attach", "dump", "top", "report", "diff", "merge", "export", "doctor", "selftest", "replay", "host",
-        "push",
+        "mcp", "push",
     ] {
         let help = nativeprof(&[name, "--help"]).output().expect("nativeprof starts");
         let help = String::from_utf8_lossy(&help.stdout).into_owned();

@@ -30,7 +30,7 @@ const RANKS: &[&[&str]] = &[
     &["resolve", "tape"],
     &["session"],
     &["host", "in_process"],
-    &["push"],
+    &["mcp", "push"],
     &["cli"],
 ];
 

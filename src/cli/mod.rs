@@ -109,6 +109,7 @@ pub fn main() -> ExitCode {
             done => done.map(drop),
         },
         args::Command::Dump(d) => commands::dump::dump(&d),
+        args::Command::Mcp(m) => commands::mcp::mcp(&m),
         args::Command::Host(h) => commands::host::host(&h),
         args::Command::Top(t) => commands::top::top(&t),
         args::Command::Attach(a) => discover::find(&a.target.process())

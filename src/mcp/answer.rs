@@ -64,7 +64,11 @@ pub struct Rows {
 /// The answer with as many rows as fit into so many bytes. It gets `rows`, `total_rows`, `shown` and, where more rows follow,
 /// `next_cursor`.
 pub fn with_rows(answer: Map<String, Value>, rows: Rows, max_bytes: usize) -> Value {
-    let Rows { mut rows, skipped, total } = rows;
+    let Rows {
+        mut rows,
+        skipped,
+        total,
+    } = rows;
     loop {
         let shown = rows.len() as u64;
         let next = skipped.saturating_add(shown);
@@ -121,20 +125,35 @@ mod tests {
     #[test]
     fn answers_have_a_size() {
         for max in (80..2048).step_by(37) {
-            let rows: Vec<Value> = (0..50).map(|i| json!({"name": "数".repeat(i % 9), "line": i})).collect();
-            let rows = Rows { rows, skipped: 7, total: 100 };
+            let rows: Vec<Value> = (0..50)
+                .map(|i| json!({"name": "数".repeat(i % 9), "line": i}))
+                .collect();
+            let rows = Rows {
+                rows,
+                skipped: 7,
+                total: 100,
+            };
             let answer = with_rows(Map::from_iter([("value".into(), "x".into())]), rows, max);
             let shown = answer["rows"].as_array().unwrap().len() as u64;
             assert!(size(&answer) <= max, "{max}: {answer}");
             assert_eq!(answer["shown"], shown);
             assert_eq!(answer["total_rows"], 100);
-            assert_eq!(answer.get("next_cursor").and_then(Value::as_u64), (shown > 0).then_some(7 + shown));
+            assert_eq!(
+                answer.get("next_cursor").and_then(Value::as_u64),
+                (shown > 0).then_some(7 + shown)
+            );
         }
     }
 
     #[test]
     fn numbers_have_few_digits() {
-        for (number, expected) in [(0.0, "0.0"), (12.3456, "12.35"), (-0.012345, "-0.0123"), (1e-30, "0.0"), (123456.0, "123456.0")] {
+        for (number, expected) in [
+            (0.0, "0.0"),
+            (12.3456, "12.35"),
+            (-0.012345, "-0.0123"),
+            (1e-30, "0.0"),
+            (123456.0, "123456.0"),
+        ] {
             assert_eq!(rounded(number).to_string(), expected);
         }
     }

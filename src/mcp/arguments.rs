@@ -37,7 +37,9 @@ impl Arguments {
     pub fn of(value: Option<Value>) -> Result<Arguments> {
         match value {
             None | Some(Value::Null) => Ok(Arguments(Map::new())),
-            Some(value) if value.to_string().len() > MAX_ARGUMENTS => Err(refused("arguments", "they are larger than 64 KiB")),
+            Some(value) if value.to_string().len() > MAX_ARGUMENTS => {
+                Err(refused("arguments", "they are larger than 64 KiB"))
+            }
             Some(Value::Object(all)) => Ok(Arguments(all)),
             Some(_) => Err(refused("arguments", "they have to be an object")),
         }
@@ -50,7 +52,9 @@ impl Arguments {
     pub fn text(&mut self, name: &str) -> Result<Option<String>> {
         match self.0.remove(name) {
             None | Some(Value::Null) => Ok(None),
-            Some(Value::String(text)) if !text.is_empty() && text.len() <= MAX_TEXT && !text.contains('\0') => Ok(Some(text)),
+            Some(Value::String(text)) if !text.is_empty() && text.len() <= MAX_TEXT && !text.contains('\0') => {
+                Ok(Some(text))
+            }
             Some(_) => Err(refused(name, "a text of 1 to 4096 bytes is expected")),
         }
     }
@@ -72,7 +76,9 @@ impl Arguments {
             return Ok(None);
         };
         let word = known.iter().find(|word| **word == text);
-        word.copied().map(Some).ok_or_else(|| refused(name, format!("expected: {}", known.join(", "))))
+        word.copied()
+            .map(Some)
+            .ok_or_else(|| refused(name, format!("expected: {}", known.join(", "))))
     }
 
     /// A whole number in a range.
@@ -84,7 +90,9 @@ impl Arguments {
             None | Some(Value::Null) => Ok(None),
             Some(value) => {
                 let number = value.as_u64().filter(|number| (least..=most).contains(number));
-                number.map(Some).ok_or_else(|| refused(name, format!("a whole number from {least} to {most} is expected")))
+                number
+                    .map(Some)
+                    .ok_or_else(|| refused(name, format!("a whole number from {least} to {most} is expected")))
             }
         }
     }

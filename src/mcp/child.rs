@@ -13,6 +13,7 @@ use serde_json::Value;
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::sys;
+use crate::sys::process::ExitWatch;
 
 /// Bytes of output that are read, at most.
 const MAX_OUTPUT: u64 = 64 << 20;
@@ -46,8 +47,11 @@ struct Running(Child);
 
 impl Drop for Running {
     fn drop(&mut self) {
-        sys::process::kill_group(self.0.id());
-        let _ = self.0.wait(); // it was killed
+        // Once it has been waited for, its number may be another one's.
+        if let Ok(None) = self.0.try_wait() {
+            sys::process::kill_group(self.0.id());
+            let _ = self.0.wait(); // it was killed
+        }
     }
 }
 
@@ -66,18 +70,16 @@ pub fn run(words: &[String], directory: &Path, watch: &Watch<'_>) -> Result<Fini
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .process_group(0);
-    let child = command.spawn().map_err(|e| Error::not_started("cannot start nativeprof", e))?;
+    let child = command
+        .spawn()
+        .map_err(|e| Error::not_started("cannot start nativeprof", e))?;
     let mut running = Running(child);
     let output = reader(running.0.stdout.take(), MAX_OUTPUT);
     let messages = reader(running.0.stderr.take(), MAX_MESSAGES);
     let start = Instant::now();
     let mut next = PROGRESS;
-    let status = loop {
-        match running.0.try_wait() {
-            Ok(None) => {}
-            Ok(Some(status)) => break status,
-            Err(e) => return Err(Error::io("cannot wait for nativeprof", e)),
-        }
+    let exit = ExitWatch::new(running.0.id());
+    while !exit.has_exited() {
         if watch.stop.load(Ordering::SeqCst) {
             return Err(Error::new(ErrorKind::Io, "cancelled").why("the client asked for it, or is gone"));
         }
@@ -94,7 +96,13 @@ pub fn run(words: &[String], directory: &Path, watch: &Watch<'_>) -> Result<Fini
             (watch.progress)(elapsed);
         }
         thread::sleep(POLL);
-    };
+    }
+    // What a recorded command has left behind.
+    sys::process::kill_group(running.0.id());
+    let status = running
+        .0
+        .wait()
+        .map_err(|e| Error::io("cannot wait for nativeprof", e))?;
     Ok(Finished {
         code: status.code(),
         output: joined(output),
@@ -139,11 +147,17 @@ impl Finished {
             let Some(what) = line.strip_prefix("nativeprof: ") else {
                 continue;
             };
-            let mut after = |word: &str| lines.next_if(|line| line.starts_with(word)).map(|line| line.get(word.len()..).unwrap_or_default());
+            let mut after = |word: &str| {
+                lines
+                    .next_if(|line| line.starts_with(word))
+                    .map(|line| line.get(word.len()..).unwrap_or_default())
+            };
             let why = after("  why: ");
             let hint = after("  try: ");
             if why.is_some() || hint.is_some() {
-                found = Error::new(ErrorKind::Data, what).why(why.unwrap_or_default()).hint(hint.unwrap_or_default());
+                found = Error::new(ErrorKind::Data, what)
+                    .why(why.unwrap_or_default())
+                    .hint(hint.unwrap_or_default());
             }
         }
         found
@@ -162,6 +176,9 @@ mod tests {
             messages: "nativeprof: sampling 12\nnativeprof: cannot read x\n  why: no such file\n  try: check the path\nnativeprof: end\n".into(),
         };
         let e = finished.json().unwrap_err();
-        assert_eq!((&*e.what, &*e.why, &*e.hint), ("cannot read x", "no such file", "check the path"));
+        assert_eq!(
+            (&*e.what, &*e.why, &*e.hint),
+            ("cannot read x", "no such file", "check the path")
+        );
     }
 }

@@ -110,7 +110,11 @@ pub fn parse(line: &[u8]) -> Message {
         return invalid(None, PARSE_ERROR, "the line is not JSON");
     };
     let Value::Object(mut message) = value else {
-        return invalid(None, INVALID_REQUEST, "a message is an object; batches are not part of the protocol");
+        return invalid(
+            None,
+            INVALID_REQUEST,
+            "a message is an object; batches are not part of the protocol",
+        );
     };
     let id = message.get("id").map(RequestId::of);
     let known = id.clone().flatten();
@@ -177,12 +181,36 @@ mod tests {
             ("{", PARSE_ERROR, None),
             ("\u{1}", PARSE_ERROR, None),
             ("[]", INVALID_REQUEST, None),
-            ("[{\"jsonrpc\":\"2.0\",\"id\":1,\"method\":\"ping\"}]", INVALID_REQUEST, None),
-            ("{\"id\":7,\"method\":\"ping\"}", INVALID_REQUEST, Some(RequestId::Number(7))),
-            ("{\"jsonrpc\":\"2.0\",\"id\":7}", INVALID_REQUEST, Some(RequestId::Number(7))),
-            ("{\"jsonrpc\":\"2.0\",\"id\":7,\"method\":1}", INVALID_REQUEST, Some(RequestId::Number(7))),
-            ("{\"jsonrpc\":\"2.0\",\"id\":null,\"method\":\"ping\"}", INVALID_REQUEST, None),
-            ("{\"jsonrpc\":\"2.0\",\"id\":1.5,\"method\":\"ping\"}", INVALID_REQUEST, None),
+            (
+                "[{\"jsonrpc\":\"2.0\",\"id\":1,\"method\":\"ping\"}]",
+                INVALID_REQUEST,
+                None,
+            ),
+            (
+                "{\"id\":7,\"method\":\"ping\"}",
+                INVALID_REQUEST,
+                Some(RequestId::Number(7)),
+            ),
+            (
+                "{\"jsonrpc\":\"2.0\",\"id\":7}",
+                INVALID_REQUEST,
+                Some(RequestId::Number(7)),
+            ),
+            (
+                "{\"jsonrpc\":\"2.0\",\"id\":7,\"method\":1}",
+                INVALID_REQUEST,
+                Some(RequestId::Number(7)),
+            ),
+            (
+                "{\"jsonrpc\":\"2.0\",\"id\":null,\"method\":\"ping\"}",
+                INVALID_REQUEST,
+                None,
+            ),
+            (
+                "{\"jsonrpc\":\"2.0\",\"id\":1.5,\"method\":\"ping\"}",
+                INVALID_REQUEST,
+                None,
+            ),
             (
                 "{\"jsonrpc\":\"2.0\",\"id\":\"a\",\"method\":\"ping\",\"params\":[1]}",
                 INVALID_PARAMS,
@@ -195,7 +223,10 @@ mod tests {
             }
         }
         let deep = "[".repeat(100_000);
-        assert!(matches!(parse(deep.as_bytes()), Message::Invalid { code: PARSE_ERROR, .. }));
+        assert!(matches!(
+            parse(deep.as_bytes()),
+            Message::Invalid { code: PARSE_ERROR, .. }
+        ));
     }
 
     #[test]
@@ -203,7 +234,13 @@ mod tests {
         let mut input = vec![b'x'; MAX_LINE + 1];
         input.extend(b"\n{\"jsonrpc\":\"2.0\",\"id\":1,\"method\":\"ping\"}\n");
         let messages = all(&input);
-        assert!(matches!(messages[0], Message::Invalid { code: INVALID_REQUEST, .. }));
+        assert!(matches!(
+            messages[0],
+            Message::Invalid {
+                code: INVALID_REQUEST,
+                ..
+            }
+        ));
         assert!(matches!(messages[1], Message::Request { .. }) && messages.len() == 2);
     }
 }

@@ -15,7 +15,17 @@ use crate::sys::procfs;
 const MAX_PATH: usize = 4096;
 /// Parts of names of files that may hold secrets, in small letters. Their source is not shown.
 const SECRET: &[&str] = &[
-    "secret", "credential", "password", "passwd", "token", "private", "apikey", "api_key", "id_rsa", "id_ed25519", "htpasswd",
+    "secret",
+    "credential",
+    "password",
+    "passwd",
+    "token",
+    "private",
+    "apikey",
+    "api_key",
+    "id_rsa",
+    "id_ed25519",
+    "htpasswd",
 ];
 /// Extensions of such files.
 const SECRET_EXTENSIONS: &[&str] = &["env", "pem", "key", "p12", "pfx", "jks", "keystore", "kdbx"];
@@ -70,14 +80,20 @@ impl Permission {
         let root = fs::canonicalize(root)
             .and_then(|root| fs::read_dir(&root).map(|_| root))
             .map_err(|e| {
-                Error::io(format!("cannot read the directory {}", root.display()), e).hint("name another one with --root")
+                Error::io(format!("cannot read the directory {}", root.display()), e)
+                    .hint("name another one with --root")
             })?;
-        let others = pids.iter().map(|pid| ProcessId::of(*pid).ok_or_else(|| Error::no_process(*pid)));
+        let others = pids
+            .iter()
+            .map(|pid| ProcessId::of(*pid).ok_or_else(|| Error::no_process(*pid)));
         Ok(Permission {
             root,
             user: phases::invoking_user().map_or_else(sys::process::effective_uid, |user| user.uid),
             others: others.collect::<Result<_>>()?,
-            commands: commands.iter().map(|text| CommandPattern::parse(text)).collect::<Result<_>>()?,
+            commands: commands
+                .iter()
+                .map(|text| CommandPattern::parse(text))
+                .collect::<Result<_>>()?,
         })
     }
 
@@ -110,9 +126,8 @@ impl Permission {
                 }
                 _ => return Err(refused("it is not below the root directory")),
             }
-            let found = fs::symlink_metadata(&whole).map_err(|e| {
-                Error::io("cannot read this file", e).hint("list profiles with the tool `profiles`")
-            })?;
+            let found = fs::symlink_metadata(&whole)
+                .map_err(|e| Error::io("cannot read this file", e).hint("list profiles with the tool `profiles`"))?;
             if found.is_symlink() {
                 return Err(refused("a part of the path is a link"));
             }
@@ -143,7 +158,9 @@ impl Permission {
             format!("reading process {pid} is not permitted"),
         )
         .why("it is another user's, or has another user's rights")
-        .hint(format!("start the server with this process: nativeprof mcp --allow-pid {pid}")))
+        .hint(format!(
+            "start the server with this process: nativeprof mcp --allow-pid {pid}"
+        )))
     }
 
     /// Whether a command may be run.
@@ -159,9 +176,11 @@ impl Permission {
         } else {
             "no pattern of --allow-run matches it"
         };
-        Err(Error::new(ErrorKind::NotPermitted, "running this command is not permitted")
-            .why(why)
-            .hint("start the server with a pattern that matches it: nativeprof mcp --allow-run 'pytest *'"))
+        Err(
+            Error::new(ErrorKind::NotPermitted, "running this command is not permitted")
+                .why(why)
+                .hint("start the server with a pattern that matches it: nativeprof mcp --allow-run 'pytest *'"),
+        )
     }
 
     /// Whether the text of a source file may be shown, whose path a profile states: it is below the root, without links on the way,
@@ -194,16 +213,22 @@ impl CommandPattern {
             words.pop();
         }
         if words.first().is_none_or(|program| program.contains('*')) {
-            return Err(Error::new(ErrorKind::Usage, format!("--allow-run `{text}` names no program"))
-                .why("the first word is the program, without *; a last word * allows any arguments")
-                .hint("--allow-run 'pytest *'"));
+            return Err(
+                Error::new(ErrorKind::Usage, format!("--allow-run `{text}` names no program"))
+                    .why("the first word is the program, without *; a last word * allows any arguments")
+                    .hint("--allow-run 'pytest *'"),
+            );
         }
         Ok(CommandPattern { words, has_more })
     }
 
     fn matches(&self, words: &[String]) -> bool {
         let fits = words.len() == self.words.len() || self.has_more && words.len() > self.words.len();
-        fits && self.words.iter().zip(words).all(|(pattern, word)| is_like(pattern, word))
+        fits && self
+            .words
+            .iter()
+            .zip(words)
+            .all(|(pattern, word)| is_like(pattern, word))
     }
 }
 
@@ -273,7 +298,16 @@ mod tests {
             assert_eq!(permission.file(good).unwrap(), Path::new("in/a.json"), "{good}");
         }
         for wrong in [
-            "", ".", "..", "../b.json", "in/../../b.json", "/etc/passwd", "link.json", "up/b.json", "in/missing.json", "in/a.json/x",
+            "",
+            ".",
+            "..",
+            "../b.json",
+            "in/../../b.json",
+            "/etc/passwd",
+            "link.json",
+            "up/b.json",
+            "in/missing.json",
+            "in/a.json/x",
             "a\0b",
         ] {
             assert!(permission.file(wrong).is_err(), "{wrong:?}");
@@ -316,6 +350,9 @@ mod tests {
             ..permission
         };
         let e = other.process(std::process::id()).unwrap_err();
-        assert!(e.kind == ErrorKind::NotPermitted && e.hint.contains("--allow-pid"), "{e}");
+        assert!(
+            e.kind == ErrorKind::NotPermitted && e.hint.contains("--allow-pid"),
+            "{e}"
+        );
     }
 }

@@ -9,11 +9,13 @@ use crate::profile::import::READERS;
 
 mod diff;
 mod host;
+mod mcp;
 mod push;
 mod shared;
 
 pub use diff::{DiffBy, DiffCommand, DiffFormat, Normalize};
 pub use host::{Host, HostFilterArgs, LogFormatArg};
+pub use mcp::McpCommand;
 pub use push::{CredentialArgs, PushCommand};
 pub use shared::{
     Browse, DebuginfodArg, FrameArgs, HistoryArgs, LabelArgs, PageArgs, ProcessRef, Sampling, SymbolArgs, TargetArg,
@@ -93,6 +95,13 @@ pub enum Command {
                             nativeprof push /var/lib/nativeprof --to pyroscope+http://localhost:4040 --once"
     )]
     Push(PushCommand),
+    /// Answer a language model's client over standard input and output (Model Context Protocol)
+    #[command(
+        after_help = "What the model may do is decided here: it reads profiles below the root directory, and samples processes of this user.\n\n\
+                            Examples:\n  nativeprof mcp --root /srv/app --allow-run 'pytest *'\n  \
+                            claude mcp add nativeprof -- nativeprof mcp --root /srv/app"
+    )]
+    Mcp(McpCommand),
     /// Check permissions and kernel support, and print how to fix what is missing; with a process, check that too
     #[command(
         after_help = "Exit code: 0 if sampling works, with --host if `nativeprof host` works; else 1.\n\nExamples:\n  \

@@ -6,6 +6,7 @@ pub mod doctor;
 pub mod dump;
 pub mod export;
 pub mod host;
+pub mod mcp;
 pub mod merge;
 pub mod push;
 pub mod record;
