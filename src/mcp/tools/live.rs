@@ -8,8 +8,8 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use super::profiles::new_file;
-use super::reports::{ReportOptions, function_row, report};
-use super::{Call, Surroundings, Tool, command_line, list, text, whole, with_about, with_rows};
+use super::reports::{FUNCTION, ReportOptions, report};
+use super::{AnswerText, Call, Surroundings, Tool, command_line, whole, with_rows};
 use crate::error::{Error, ErrorKind, Result};
 use crate::mcp::answer::data;
 use crate::mcp::arguments::{Arguments, Wanted};
@@ -34,7 +34,7 @@ pub const RECORD: Tool = Tool {
         all["command"] = json!({"type": "array", "items": {"type": "string"}});
         (all, &["command"])
     },
-    answer: || answer(true),
+    answer: ANSWER,
     run: |arguments, surroundings| {
         let command = arguments.texts("command")?;
         let options = RecordingOptions::of(arguments)?;
@@ -45,14 +45,14 @@ pub const RECORD: Tool = Tool {
 
 pub const ATTACH: Tool = Tool {
     name: "attach",
-    description: "Samples a running process without stopping it, and reports its functions.",
+    description: "Samples a running process, and reports its functions.",
     is_read_only: false,
     arguments: || {
         let mut all = options();
         all["pid"] = whole();
         (all, &["pid"])
     },
-    answer: || answer(false),
+    answer: ANSWER,
     run: |arguments, surroundings| {
         let pid = arguments.number("pid", 1, u32::MAX.into())?.unwrap_or(0) as u32;
         let options = RecordingOptions::of(arguments)?;
@@ -63,8 +63,8 @@ pub const ATTACH: Tool = Tool {
 
 fn options() -> Value {
     with_rows(json!({
-        "seconds": {"type": "integer", "description": "default 30"},
-        "rate": {"type": "integer", "description": "Hz, default 99"},
+        "seconds": {"type": "integer", "default": DEFAULT_SECONDS},
+        "rate": {"type": "integer", "description": "Hz"},
         "mode": {"enum": MODES},
         "subprocesses": {"type": "boolean"},
     }))
@@ -73,13 +73,10 @@ fn options() -> Value {
 /// What is sampled: time on the CPU, or also waiting.
 const MODES: &[&str] = &["cpu", "wall", "off-cpu"];
 
-fn answer(has_code: bool) -> Value {
-    let mut answer = with_about(json!({"profile": text(), "rows": list(function_row())}));
-    if has_code {
-        answer["exit_code"] = whole();
-    }
-    answer
-}
+const ANSWER: AnswerText = AnswerText {
+    keys: &["value", "profile"],
+    rows: FUNCTION,
+};
 
 struct RecordingOptions {
     seconds: u64,

@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value, json};
 
-use super::{Tool, command_line, count, list, page, read, rows, text, whole, with_rows, words};
+use super::{AnswerText, Tool, command_line, count, page, read, rows, whole, with_rows, words};
 use crate::mcp::answer::{self, Rows, data, data_of};
 
 /// Frames of a thread, innermost first; more are counted.
@@ -13,14 +13,9 @@ pub const DUMP: Tool = Tool {
     description: "What each thread of a process does now: innermost frames, state, who holds the GIL.",
     is_read_only: true,
     arguments: || (with_rows(json!({"pid": whole()})), &["pid"]),
-    answer: || {
-        json!({
-            "totals": {"type": "object"},
-            "rows": list(json!({
-                "tid": whole(), "name": text(), "state": text(), "holds_gil": {"type": "boolean"}, "stack": text(),
-                "frames": {"type": "array", "items": text()}, "more_frames": whole(),
-            })),
-        })
+    answer: AnswerText {
+        keys: &[],
+        rows: &["name", "state", "stack", "frames"],
     },
     run: |arguments, surroundings| {
         let pid = arguments.number("pid", 1, u32::MAX.into())?.unwrap_or(0) as u32;
@@ -101,11 +96,9 @@ pub const DOCTOR: Tool = Tool {
     description: "Whether sampling works on this machine, or for a process, and how to fix what does not.",
     is_read_only: true,
     arguments: || (with_rows(json!({"pid": whole()})), &[]),
-    answer: || {
-        json!({
-            "works": {"type": "boolean"},
-            "rows": list(json!({"subject": text(), "status": {"enum": ["ok", "limited", "missing"]}, "text": text(), "try": text()})),
-        })
+    answer: AnswerText {
+        keys: &[],
+        rows: &["subject", "status", "text", "try"],
     },
     run: |arguments, surroundings| {
         let pid = arguments.number("pid", 1, u32::MAX.into())?.map(|pid| pid as u32);

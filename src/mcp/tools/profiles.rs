@@ -7,7 +7,7 @@ use std::time::SystemTime;
 
 use serde_json::{Map, json};
 
-use super::{Tool, list, text, whole, with_rows};
+use super::{AnswerText, Tool, with_rows};
 use crate::error::Result;
 use crate::mcp::answer::{self, Rows, data};
 use crate::mcp::permission::Permission;
@@ -25,7 +25,10 @@ pub const PROFILES: Tool = Tool {
     description: "Lists recorded profiles, newest first.",
     is_read_only: true,
     arguments: || (with_rows(json!({})), &[]),
-    answer: || json!({"rows": list(json!({"profile": text(), "bytes": whole(), "age_seconds": whole()})), "incomplete": {"type": "boolean"}}),
+    answer: AnswerText {
+        keys: &[],
+        rows: &["profile"],
+    },
     run: |arguments, _| {
         let wanted = arguments.wanted()?;
         Ok(Box::new(move |permission, _| {

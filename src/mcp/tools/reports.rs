@@ -2,10 +2,7 @@
 
 use serde_json::{Map, Value, json};
 
-use super::{
-    Tool, about, command_line, count, file, interval, list, number, page, read, rows, scaled, text, whole, with_about,
-    with_rows, words,
-};
+use super::{AnswerText, Tool, about, command_line, count, file, page, read, rows, scaled, text, with_rows, words};
 use crate::error::Result;
 use crate::mcp::answer::{self, Rows, data, data_of, percent, rounded};
 use crate::mcp::arguments::Wanted;
@@ -14,8 +11,6 @@ use crate::mcp::permission::Permission;
 
 /// Functions of which callers are listed at once, and files of which lines are.
 const GROUPS: usize = 5;
-/// What a value may be called.
-const VALUE: &str = "cpu, wall, calls, ...";
 
 pub const REPORT: Tool = Tool {
     name: "report",
@@ -24,14 +19,17 @@ pub const REPORT: Tool = Tool {
     is_read_only: true,
     arguments: || {
         let by = json!({"enum": BY});
-        let filter = json!({"type": "string", "description": "regular expression for NAME (PLACE)"});
-        let value = json!({"type": "string", "description": VALUE});
+        let filter = json!({"type": "string", "description": "regular expression"});
+        let value = json!({"type": "string", "description": "cpu, wall, calls, ..."});
         (
-            with_rows(json!({"profile": {"type": "string"}, "by": by, "filter": filter, "value": value})),
+            with_rows(json!({"profile": text(), "by": by, "filter": filter, "value": value})),
             &["profile"],
         )
     },
-    answer: || with_about(json!({"rows": list(function_row())})),
+    answer: AnswerText {
+        keys: &["value"],
+        rows: FUNCTION,
+    },
     run: |arguments, surroundings| {
         let options = ReportOptions {
             file: file(arguments, "profile", surroundings.permission)?,
@@ -84,14 +82,8 @@ fn pattern(text: &str) -> String {
     format!("(?:{text})")
 }
 
-/// The schema of [`function`].
-pub fn function_row() -> Value {
-    json!({
-        "id": text(), "name": text(), "place": text(), "self": whole(), "self_percent": number(),
-        "self_percent_interval": interval(), "total": whole(), "total_percent": number(), "calls": whole(),
-        "self_with_libraries_percent": number(), "hottest_line": whole(),
-    })
-}
+/// Texts of [`function`].
+pub const FUNCTION: &[&str] = &["id", "name", "place"];
 
 /// A row of a report.
 fn function(row: &Value, whole: u64) -> Value {
@@ -123,25 +115,20 @@ fn function(row: &Value, whole: u64) -> Value {
 
 pub const CALLERS: Tool = Tool {
     name: "callers",
-    description: "The callers of a function, or its callees. function: an id, a name, or a regular expression. total: samples in these calls; \
-                  percent: of the function's.",
+    description: "Callers of a function, or callees. function: an id, a name, or a regular expression. percent: of the function's total.",
     is_read_only: true,
     arguments: || {
         (
             with_rows(json!({
-                "profile": {"type": "string"}, "function": {"type": "string"},
-                "direction": {"enum": DIRECTIONS}, "value": {"type": "string"},
+                "profile": text(), "function": text(),
+                "direction": {"enum": DIRECTIONS}, "value": text(),
             })),
             &["profile", "function"],
         )
     },
-    answer: || {
-        with_about(json!({
-            "functions": list(json!({"id": text(), "name": text(), "place": text(), "total": whole()})),
-            "rows": list(json!({
-                "of": text(), "id": text(), "name": text(), "place": text(), "self": whole(), "total": whole(), "percent": number(),
-            })),
-        }))
+    answer: AnswerText {
+        keys: &["value", "functions"],
+        rows: &["of", "id", "name", "place"],
     },
     run: |arguments, surroundings| {
         let file = file(arguments, "profile", surroundings.permission)?;
@@ -199,24 +186,18 @@ fn named_call(group: &Value, row: &Value) -> Value {
 
 pub const SOURCE: Tool = Tool {
     name: "source",
-    description: "The lines of a function or file that have samples, hottest first. function: an id, a name, or the end of a path. Text only \
-                  of files below the root directory that do not look secret.",
+    description: "Lines of a function or file, hottest first. function: an id, a name, or the end of a path. Text of files below the root \
+                  directory only.",
     is_read_only: true,
     arguments: || {
         (
-            with_rows(
-                json!({"profile": {"type": "string"}, "function": {"type": "string"}, "value": {"type": "string"}}),
-            ),
+            with_rows(json!({"profile": text(), "function": text(), "value": text()})),
             &["profile", "function"],
         )
     },
-    answer: || {
-        with_about(json!({
-            "files": {"type": "array", "items": text()},
-            "rows": list(json!({
-                "file": whole(), "line": whole(), "self_percent": number(), "total_percent": number(), "source": text(),
-            })),
-        }))
+    answer: AnswerText {
+        keys: &["value", "files"],
+        rows: &["source"],
     },
     run: |arguments, surroundings| {
         let file = file(arguments, "profile", surroundings.permission)?;
@@ -281,20 +262,10 @@ pub const WAITS: Tool = Tool {
     name: "waits",
     description: "Where threads waited, in a profile of mode wall or off-cpu. kind: gil (with who held it), lock, sleep, read, ...",
     is_read_only: true,
-    arguments: || {
-        (
-            with_rows(json!({"profile": {"type": "string"}, "kind": {"type": "string"}})),
-            &["profile"],
-        )
-    },
-    answer: || {
-        with_about(json!({
-            "holders": list(json!({"function": text(), "held_seconds": number(), "waited_for_seconds": number()})),
-            "rows": list(json!({
-                "kind": text(), "object": text(), "site": text(), "total_seconds": number(), "count": number(), "p50_ms": number(),
-                "p99_ms": number(), "max_ms": number(),
-            })),
-        }))
+    arguments: || (with_rows(json!({"profile": text(), "kind": text()})), &["profile"]),
+    answer: AnswerText {
+        keys: &["value", "holders"],
+        rows: &["kind", "object", "site"],
     },
     run: |arguments, surroundings| {
         let file = file(arguments, "profile", surroundings.permission)?;
@@ -358,22 +329,16 @@ pub const DIFF: Tool = Tool {
     arguments: || {
         (
             with_rows(json!({
-                "before": {"type": "string"}, "after": {"type": "string"}, "normalize": {"enum": NORMALIZATIONS},
+                "before": text(), "after": text(), "normalize": {"enum": NORMALIZATIONS},
                 "self": {"type": "boolean"}, "all": {"type": "boolean", "description": "also insignificant changes"},
-                "value": {"type": "string"},
+                "value": text(),
             })),
             &["before", "after"],
         )
     },
-    answer: || {
-        json!({
-            "unit": text(), "confidence": number(), "tested": whole(), "significant": whole(),
-            "samples": {"type": "array", "items": {"type": "integer"}}, "all": {"type": "object"},
-            "rows": list(json!({
-                "id": text(), "name": text(), "place": text(), "before": number(), "after": number(), "change": number(),
-                "interval": interval(), "significant": {"type": "boolean"},
-            })),
-        })
+    answer: AnswerText {
+        keys: &["unit"],
+        rows: FUNCTION,
     },
     run: |arguments, surroundings| {
         let before = file(arguments, "before", surroundings.permission)?;
