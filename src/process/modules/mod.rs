@@ -39,6 +39,12 @@ const MAX_SYMBOLS: usize = 8 << 20;
 /// Entries of a dynamic section that are read.
 const MAX_DYNAMIC: usize = 4096;
 
+/// Path of the kernel's code that is mapped into each process, and the name of one that could not be read.
+const VDSO: &[u8] = b"[vdso]";
+const UNREAD_VDSO: &[u8] = b"[vdso] (not read)";
+/// Maximum size of it, bytes.
+const MAX_VDSO: u64 = 1 << 20;
+
 /// How the paths of mappings begin that are not files but named memory (memfd_create(2), shmem_zero_setup in
 /// mm/shmem.c, newseg in ipc/shm.c, hugetlb_file_setup in fs/hugetlbfs/inode.c, Linux 6.18).
 const NO_FILES: &[&[u8]] = &[b"/memfd:", b"/dev/zero", b"/SYSV", b"/anon_hugepage", b"/dev/shm/"];
@@ -418,17 +424,8 @@ impl Modules {
         path: &[u8],
         root: Option<&Root>,
     ) -> (ModuleId, bool) {
-        if path == b"[vdso]" {
-            if let Some(id) = self.by_name.get(path) {
-                return (*id, false);
-            }
-            let len = end.saturating_sub(start).min(1 << 20) as usize;
-            let mut bytes = vec![0; len];
-            let got = system.read_memory(pid, start, &mut bytes);
-            bytes.truncate(got);
-            let id = self.add(Module::new(path.to_vec(), Content::Bytes(Arc::new(bytes.into()))));
-            self.by_name.insert(path.to_vec(), id);
-            return (id, true);
+        if path == VDSO {
+            return self.open_vdso(system, pid, start, end);
         }
         let ahead = self.ahead.remove(&(pid, start, path.to_vec()));
         match ahead.unwrap_or_else(|| system.open(pid, start, end, path, root)) {
@@ -456,6 +453,29 @@ impl Modules {
                 }
             },
         }
+    }
+
+    /// The kernel's code in each process, which is the same in all.
+    fn open_vdso(&mut self, system: &dyn System, pid: Pid, start: u64, end: u64) -> (ModuleId, bool) {
+        if let Some(id) = self.by_name.get(VDSO) {
+            return (*id, false);
+        }
+        let len = end.saturating_sub(start).min(MAX_VDSO) as usize;
+        let mut bytes = vec![0; len];
+        let got = system.read_memory(pid, start, &mut bytes);
+        bytes.truncate(got);
+        let mut module = Module::new(VDSO.to_vec(), Content::Bytes(Arc::new(bytes.into())));
+        if !module.is_file || got < len {
+            // One that has exited meanwhile, may not be read, or runs 32-bit code says nothing about the others.
+            if let Some(id) = self.by_name.get(UNREAD_VDSO) {
+                return (*id, false);
+            }
+            module = Module::missing(UNREAD_VDSO.to_vec(), None);
+        }
+        let name = module.path.clone();
+        let id = self.add(module);
+        self.by_name.insert(name, id);
+        (id, true)
     }
 
     /// Closes files that nothing refers to any more, and forgets what was read of them. A file that is mapped again is

@@ -30,6 +30,24 @@ fn the_limit_of_open_files_is_kept() {
 }
 
 #[test]
+fn a_process_that_cannot_be_read_does_not_spoil_the_code_of_the_kernel() {
+    let text = std::fs::read("/proc/self/maps").expect("readable");
+    let vdso = crate::process::maps::parse(&text);
+    let vdso = vdso.iter().find(|mapping| mapping.path == VDSO);
+    let vdso = vdso.expect("this kernel has one");
+    let mut modules = Modules::default();
+    let mut is_file = |pid, end| {
+        let (id, _) = modules.open(&LiveSystem, pid, vdso.start, end, VDSO, None);
+        modules.get(id).is_file
+    };
+    let (nobody, own) = (0x7fff_ffff, std::process::id());
+    assert!(!is_file(nobody, vdso.end) && !is_file(nobody, vdso.end));
+    assert!(is_file(own, vdso.end));
+    assert!(is_file(nobody, vdso.end), "it is the same everywhere");
+    assert_eq!(modules.len(), 2);
+}
+
+#[test]
 fn names_of_files_that_are_not_utf8_stay_different() {
     for (path, name, text) in [
         (b"/opt/libplain.so".as_slice(), "libplain.so", "/opt/libplain.so"),
