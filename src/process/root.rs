@@ -58,7 +58,7 @@ impl Root {
         } else {
             "self".into()
         };
-        let status = fs::read(format!("/proc/{who}/status")).unwrap_or_default();
+        let status = procfs::read_bytes(format!("/proc/{who}/status")).unwrap_or_default();
         let status = String::from_utf8_lossy(&status);
         let is_ours = theirs.is_none();
         let directory = theirs.or_else(|| open("/".into()))?;

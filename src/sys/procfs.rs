@@ -1,6 +1,7 @@
 //! Parsers of /proc for processes and threads: `status`, `stat`, `schedstat`, `syscall`, `comm`, `cmdline`, `exe`.
 
 use std::fs::File;
+use std::io::Read;
 use std::os::unix::fs::{FileExt, FileTypeExt};
 use std::path::Path;
 use std::time::Duration;
@@ -8,13 +9,26 @@ use std::{fs, io};
 
 use crate::event::{Pid, Tid};
 
+/// Bytes that are expected of a file.
+const FILE_SIZE: usize = 4096;
+
+/// Bytes of a file of `/proc`, which says nothing of its size: most take two reads, and not one for each doubling of a buffer.
+///
+/// # Errors
+/// The file is not there, or may not be read.
+pub fn read_bytes(path: impl AsRef<Path>) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::with_capacity(FILE_SIZE);
+    File::open(path)?.take(u64::MAX).read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
 /// Text of a file of `/proc`. What a process chooses in it (its threads' names, paths) may be any bytes: those that are not
 /// UTF-8 become U+FFFD. The rest is ASCII.
 ///
 /// # Errors
 /// The file is not there, or may not be read.
 pub fn read_text(path: impl AsRef<Path>) -> io::Result<String> {
-    let text = String::from_utf8(fs::read(path)?);
+    let text = String::from_utf8(read_bytes(path)?);
     Ok(text.unwrap_or_else(|e| String::from_utf8_lossy(e.as_bytes()).into_owned()))
 }
 
@@ -251,7 +265,7 @@ pub fn is_transfer_interruptible(pid: Pid, descriptor: u64, writes: bool) -> boo
     if !kind.is_char_device() && !(writes && (kind.is_fifo() || kind.is_socket())) {
         return false;
     }
-    let info = fs::read(format!("/proc/{pid}/fdinfo/{descriptor}")).unwrap_or_default();
+    let info = read_bytes(format!("/proc/{pid}/fdinfo/{descriptor}")).unwrap_or_default();
     let info = String::from_utf8_lossy(&info);
     let flags = field(&info, "flags").and_then(|octal| u32::from_str_radix(octal, 8).ok());
     flags.is_none_or(|flags| flags & O_NONBLOCK == 0)
@@ -348,7 +362,7 @@ pub fn threads(pid: Pid) -> Vec<Tid> {
 
 /// Name of a thread (`comm`), without control characters.
 pub fn thread_name(pid: Pid, tid: Tid) -> Option<String> {
-    let raw = fs::read(format!("/proc/{pid}/task/{tid}/comm")).ok()?;
+    let raw = read_bytes(format!("/proc/{pid}/task/{tid}/comm")).ok()?;
     Some(String::from_utf8_lossy(raw.strip_suffix(b"\n").unwrap_or(&raw)).into_owned())
 }
 
@@ -362,7 +376,7 @@ pub fn processes() -> Vec<Pid> {
 
 /// The arguments of a process, without empty ones; none if it has exited or is a kernel thread.
 pub fn arguments(pid: Pid) -> Vec<String> {
-    let raw = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    let raw = read_bytes(format!("/proc/{pid}/cmdline")).unwrap_or_default();
     raw.split(|c| *c == 0)
         .filter(|word| !word.is_empty())
         .map(|word| String::from_utf8_lossy(word).into_owned())

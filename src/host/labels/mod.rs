@@ -19,6 +19,8 @@ use ids::CgroupIds;
 
 /// Bytes of a file of `/proc` that are read.
 const MAX_READ: u64 = 256 << 10;
+/// Bytes that most of them have at most.
+const EXPECTED: usize = 4 << 10;
 /// Bytes of a value; longer ones are cut and end in [`MARK`].
 const MAX_VALUE: usize = 1024;
 const MARK: &str = "…";
@@ -142,7 +144,7 @@ impl LabelReader {
 
 /// The text of a small file, with replacements for what is not UTF-8; empty if it cannot be read.
 fn read(path: &str) -> String {
-    let mut bytes = Vec::new();
+    let mut bytes = Vec::with_capacity(EXPECTED);
     let read = File::open(path).and_then(|file| file.take(MAX_READ).read_to_end(&mut bytes));
     read.map_or(String::new(), |_| String::from_utf8_lossy(&bytes).into_owned())
 }
