@@ -108,8 +108,10 @@ impl AddressSpace {
         };
         for m in maps::parse(&text) {
             if m.executable {
-                p.map(system, m.start, m.end, m.offset, &m.path, modules, new_module);
-                if let Some((id, _)) = p.find(m.start) {
+                let known = modules.mapped(m.device, m.inode, &m.path).map(|id| (id, false));
+                let opened = known.or_else(|| p.open_file(system, m.start, m.end, &m.path, modules));
+                p.map_opened(m.start, m.end, m.offset, &m.path, opened, modules, new_module);
+                if let (None, Some((id, _))) = (known, opened) {
                     modules.add_mapping(m.device, m.inode, id);
                 }
             }
@@ -175,14 +177,39 @@ impl AddressSpace {
         modules: &mut Modules,
         new_module: &mut dyn FnMut(ModuleId),
     ) {
-        if start >= end {
-            return;
+        if start < end {
+            let opened = self.open_file(system, start, end, path, modules);
+            self.map_opened(start, end, offset, path, opened, modules, new_module);
         }
+    }
+
+    /// The file of a mapping, and whether it is new.
+    fn open_file(
+        &self,
+        system: &dyn System,
+        start: u64,
+        end: u64,
+        path: &[u8],
+        modules: &mut Modules,
+    ) -> Option<(ModuleId, bool)> {
+        let is_file = path == b"[vdso]" || is_file_path(path);
+        is_file.then(|| modules.open(system, self.pid, start, end, path, self.root.as_deref()))
+    }
+
+    #[allow(clippy::too_many_arguments)] // as `map`
+    fn map_opened(
+        &mut self,
+        start: u64,
+        end: u64,
+        offset: u64,
+        path: &[u8],
+        opened: Option<(ModuleId, bool)>,
+        modules: &Modules,
+        new_module: &mut dyn FnMut(ModuleId),
+    ) {
         let before = self.file_for(start, end, modules);
         self.unmap(start, end);
         let mut file = None;
-        let opened = (path == b"[vdso]" || is_file_path(path))
-            .then(|| modules.open(system, self.pid, start, end, path, self.root.as_deref()));
         self.files.extend(opened.map(|(id, _)| id));
         if let Some((id, new)) = opened.filter(|(id, _)| modules.get(*id).is_file) {
             if new {

@@ -157,7 +157,7 @@ pub struct LiveSystem;
 
 impl System for LiveSystem {
     fn maps(&self, pid: Pid) -> Result<Vec<u8>> {
-        fs::read(format!("/proc/{pid}/maps")).map_err(|e| match e.raw_os_error() {
+        procfs::read_bytes(format!("/proc/{pid}/maps")).map_err(|e| match e.raw_os_error() {
             // ESRCH if it has exited since the file was opened (fs/proc/task_mmu.c, m_start).
             Some(libc::ENOENT | libc::ESRCH) => Error::no_process(pid),
             _ => {
@@ -223,7 +223,7 @@ impl System for LiveSystem {
             }
             // Opening `map_files` needs CAP_CHECKPOINT_RESTORE. What is mapped there now is the file of the event if it
             // has the same name; its line says whether it still is the file of that name.
-            let text = fs::read(format!("/proc/{pid}/maps")).unwrap_or_default();
+            let text = procfs::read_bytes(format!("/proc/{pid}/maps")).unwrap_or_default();
             let now = maps::find(&text, start).filter(|now| plain(&now.path) == plain(path));
             let is_deleted = now.as_ref().map_or(path, |now| &now.path).ends_with(DELETED);
             if is_deleted {

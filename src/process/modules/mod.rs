@@ -398,17 +398,23 @@ impl Modules {
         }
     }
 
+    /// The file of a mapping, by what the list of mappings says of it: without opening it once more.
+    pub fn mapped(&self, device: (u32, u32), inode: u64, path: &[u8]) -> Option<ModuleId> {
+        let id = self.by_mapping.get(&(device, inode))?;
+        self.checked(*id, path)
+    }
+
     /// The file of a mapping of a process that has exited is the one that is known by the same numbers, or none: the next `open`
     /// of this mapping reads nothing. False if there is nothing to open.
     pub fn open_known(&mut self, pid: Pid, mapped: &MappedFile) -> bool {
-        if mapped.path == b"[vdso]" {
+        if mapped.path == VDSO {
             return self.by_name.contains_key(&mapped.path[..]);
         }
-        let id = self.by_mapping.get(&(mapped.device, mapped.inode));
+        let id = self.mapped(mapped.device, mapped.inode, &mapped.path);
         let mut files = self.by_file.iter();
         let opened = id.and_then(|id| {
-            let (key, _) = files.find(|(_, of)| *of == id)?;
-            Some((self.get(*id).content.clone(), *key))
+            let (key, _) = files.find(|(_, of)| **of == id)?;
+            Some((self.get(id).content.clone(), *key))
         });
         self.ahead.insert((pid, mapped.start, mapped.path.clone()), opened);
         true
@@ -430,8 +436,9 @@ impl Modules {
         let ahead = self.ahead.remove(&(pid, start, path.to_vec()));
         match ahead.unwrap_or_else(|| system.open(pid, start, end, path, root)) {
             Some((content, key)) => {
-                if let Some(id) = self.by_file.get(&key) {
-                    return (*id, false);
+                let known = self.by_file.get(&key);
+                if let Some(id) = known.and_then(|id| self.checked(*id, path)) {
+                    return (id, false);
                 }
                 let module = if self.open < self.max_open {
                     Module::new(path.to_vec(), content)
@@ -453,6 +460,12 @@ impl Modules {
                 }
             },
         }
+    }
+
+    /// A known file. Of one that is not kept open the path decides, too: its number may belong to another one by now.
+    fn checked(&self, id: ModuleId, path: &[u8]) -> Option<ModuleId> {
+        let module = self.get(id);
+        (!matches!(module.content, Content::Missing) || module.path == path).then_some(id)
     }
 
     /// The kernel's code in each process, which is the same in all.
