@@ -244,6 +244,7 @@ impl LiveOptions<'_> {
             workers: self.sampling.attribute_workers,
             spans: self.spans,
             thread_context: self.spans,
+            host: false,
         }
     }
 }

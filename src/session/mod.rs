@@ -100,6 +100,9 @@ pub struct SessionOptions {
     pub lag: Option<u64>,
     /// Samples of native workers name the thread that they work for.
     pub workers: bool,
+    /// Record a whole host, for months: what is known of processes is dropped when it is not used, and one process has a part
+    /// of each bounded table. Threads have the names that come with their samples.
+    pub host: bool,
 }
 
 impl Default for SessionOptions {
@@ -115,6 +118,7 @@ impl Default for SessionOptions {
             gil_only: false,
             lag: None,
             workers: false,
+            host: false,
         }
     }
 }
@@ -235,18 +239,20 @@ impl Session {
             }
             Event::Exec { pid, comm } => self.exec(pid, &comm, update),
             Event::Fork { pid, parent } => self.fork(pid, parent, update)?,
-            Event::Comm { pid, tid, comm } => self.names.rename(pid, tid, &comm),
+            Event::Comm { pid, tid, comm } if !self.options.host => self.names.rename(pid, tid, &comm),
             Event::Thread { pid, tid } => {
                 self.processes.begin_thread(tid);
                 if let Some(known) = self.processes.get_mut(pid) {
                     self.activities.workers.add_thread(&mut known.activities.workers, tid);
                 }
-                let name = self.files.system.thread_name(pid, tid);
-                let names = &mut self.names.threads;
-                names.entry((pid, tid)).or_insert(name.unwrap_or_default());
+                if !self.options.host {
+                    let name = self.files.system.thread_name(pid, tid);
+                    let names = &mut self.names.threads;
+                    names.entry((pid, tid)).or_insert(name.unwrap_or_default());
+                }
             }
             Event::Exit { pid, tid } => self.exit(pid, tid, update)?,
-            Event::Lost(_) => {}
+            Event::Lost(_) | Event::Comm { .. } => {}
         }
         Ok(())
     }
@@ -266,7 +272,12 @@ impl Session {
         let known = self.processes.add(Process::new(space, started));
         known.process.detect_python(&self.files);
         self.names.set_interpreter(pid, known.process.python_text(&self.files));
-        for tid in self.files.system.threads(pid) {
+        let threads = if self.options.host {
+            Vec::new()
+        } else {
+            self.files.system.threads(pid)
+        };
+        for tid in threads {
             if let Some(name) = self.files.system.thread_name(pid, tid) {
                 self.names.threads.insert((pid, tid), name);
             }

@@ -77,6 +77,13 @@ impl Names {
             .insert((pid, tid), String::from_utf8_lossy(comm).into_owned());
     }
 
+    /// Takes note of the name that a thread had in a sample.
+    pub(super) fn set_of_sample(&mut self, pid: Pid, tid: Tid, comm: &[u8]) {
+        if self.thread(pid, tid).is_none_or(|known| known.as_bytes() != comm) {
+            self.rename(pid, tid, comm);
+        }
+    }
+
     /// A thread has exited: its names are kept only if it has samples, since some programs create threads by the million.
     pub(super) fn end_thread(&mut self, pid: Pid, tid: Tid) {
         if self.is_sampled(pid, tid) {

@@ -67,6 +67,9 @@ impl Session {
         if s.wake_up.wakes.is_none() {
             self.names.add_sampled(s.pid, s.tid);
         }
+        if let Some(host) = &s.host {
+            self.names.set_of_sample(s.pid, s.tid, host.name());
+        }
         let mut last = self.stacks.take_last(s.tid);
         let built = self.build_stack(s, &mut last);
         let rows = self.segment.timeline.len();

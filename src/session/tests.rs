@@ -7,7 +7,7 @@ use std::rc::Rc;
 use super::*;
 use crate::cpython_layout::InterpreterLocks;
 use crate::error::{Error, Result};
-use crate::event::Sample;
+use crate::event::{HostSample, Sample};
 use crate::frame::ModuleId;
 use crate::process::file_content::Content;
 use crate::process::root::Root;
@@ -17,6 +17,8 @@ use crate::process::system::FileKey;
 #[derive(Default)]
 struct Machine {
     running: BTreeMap<Pid, Cell<Option<u64>>>,
+    /// Names of threads that were read.
+    names_read: Cell<usize>,
 }
 
 impl Machine {
@@ -24,6 +26,7 @@ impl Machine {
         let running = pids.into_iter().map(|pid| (pid, Cell::new(Some(u64::from(pid)))));
         Rc::new(Machine {
             running: running.collect(),
+            ..Machine::default()
         })
     }
 
@@ -57,6 +60,7 @@ impl System for Rc<Machine> {
     }
 
     fn thread_name(&self, _: Pid, _: Tid) -> Option<String> {
+        self.names_read.set(self.names_read.get() + 1);
         None
     }
 
@@ -85,6 +89,14 @@ fn session(machine: &Rc<Machine>) -> Session {
     Session::new(options, Box::new(machine.clone()))
 }
 
+fn host_session(machine: &Rc<Machine>) -> Session {
+    let options = SessionOptions {
+        host: true,
+        ..SessionOptions::default()
+    };
+    Session::new(options, Box::new(machine.clone()))
+}
+
 fn happens(session: &mut Session, event: Event) {
     session.event(event, &mut |_, _| Ok(())).expect("no backend fails");
 }
@@ -103,6 +115,21 @@ fn sample(pid: Pid) -> Event {
     Event::Sample(Box::new(Sample {
         pid,
         tid: pid,
+        ..Sample::default()
+    }))
+}
+
+/// A sample of a thread of a whole host.
+fn host_sample(pid: Pid, tid: Tid, comm: &[u8]) -> Event {
+    let mut host = HostSample {
+        cgroup: 1,
+        comm: [0; 16],
+    };
+    host.comm[..comm.len()].copy_from_slice(comm);
+    Event::Sample(Box::new(Sample {
+        pid,
+        tid,
+        host: Some(host),
         ..Sample::default()
     }))
 }
@@ -230,4 +257,22 @@ fn processes_are_forgotten_some_time_after_their_end() {
     assert!(known < 32, "{known} processes are known");
     assert!(session.names.interpreters.len() < 32);
     assert!(session.names.threads.is_empty());
+}
+
+/// A process of a host may have thousands of threads, of which few are sampled.
+#[test]
+fn threads_of_a_host_have_the_names_of_their_samples() {
+    let machine = Machine::new([7]);
+    let mut session = host_session(&machine);
+    happens(&mut session, host_sample(7, 7, b"main"));
+    let of_opening = machine.names_read.get();
+    for tid in 8..1000 {
+        happens(&mut session, Event::Thread { pid: 7, tid });
+    }
+    happens(&mut session, host_sample(7, 9, b"worker"));
+    happens(&mut session, host_sample(7, 9, b"pool"));
+    assert!(machine.names_read.get() == of_opening && of_opening <= 1);
+    let names = &session.names;
+    assert_eq!((names.thread(7, 7), names.thread(7, 9)), (Some("main"), Some("pool")));
+    assert_eq!(names.threads.len(), 2);
 }

@@ -1,5 +1,7 @@
 //! Names that threads have in Python: read when a thread is first sampled in Python code, and again ever more rarely.
 
+use std::ops::RangeInclusive;
+
 use rustc_hash::FxHashMap;
 
 use super::process::Process;
@@ -12,6 +14,8 @@ use crate::process::system::System;
 /// from the first to the last of these.
 const FIRST_DELAY: u64 = 50_000_000;
 const LAST_DELAY: u64 = 5_000_000_000;
+/// The same in a recording of a whole host, and the time until a name that was found is read again.
+const LAST_HOST_DELAY: u64 = 60_000_000_000;
 /// Additional time until a known thread of a process that had not imported `threading` makes us look for that module
 /// again, ns: nothing but the name `MainThread` is missing, and a search takes some 30 system calls.
 const IMPORT_DELAY: u64 = 60_000_000_000;
@@ -31,8 +35,8 @@ impl Schedule {
         time > self.next.saturating_add(additional)
     }
 
-    fn was_read(&mut self, time: u64) {
-        self.delay = (2 * self.delay).clamp(FIRST_DELAY, LAST_DELAY);
+    fn was_read(&mut self, time: u64, delays: RangeInclusive<u64>) {
+        self.delay = (2 * self.delay).clamp(*delays.start(), *delays.end());
         self.next = time.saturating_add(self.delay);
     }
 }
@@ -82,8 +86,17 @@ impl Process {
         if !thread.is_due(s.time, 0) {
             return None;
         }
-        thread.was_read(s.time);
-        self.read_thread_name(system, s.tid, s.time)
+        let (tid, time) = (s.tid, s.time);
+        let name = self.read_thread_name(system, tid, time);
+        let delays = match (&s.host, &name) {
+            (None, _) => FIRST_DELAY..=LAST_DELAY,
+            (Some(_), None) => FIRST_DELAY..=LAST_HOST_DELAY,
+            (Some(_), Some(_)) => LAST_HOST_DELAY..=LAST_HOST_DELAY,
+        };
+        if let Some(thread) = self.thread_names.sampled.get_mut(&tid) {
+            thread.was_read(time, delays);
+        }
+        name
     }
 
     /// The name that a thread has in Python, read now. `None`: it has none, or it could not be read. `time`: of a sample, so that
@@ -96,7 +109,7 @@ impl Process {
         let known = &mut self.thread_names;
         let lists_threads = known.lists_again(namespace_tid, time);
         if lists_threads {
-            known.schedule.was_read(time);
+            known.schedule.was_read(time, FIRST_DELAY..=LAST_DELAY);
         }
         if lists_threads && let Some(reader) = ThreadNameReader::new(&memory, runtime, interpreter) {
             known.threads = reader.threads();
@@ -137,7 +150,7 @@ mod tests {
             (NamedThreads::example(&[1], registry), 2, 0, false),
         ] {
             let mut process = ThreadNameSchedule::default();
-            process.schedule.was_read(0);
+            process.schedule.was_read(0, FIRST_DELAY..=LAST_DELAY);
             process.threads = threads.clone();
             assert_eq!(
                 process.lists_again(tid, seconds * SECOND),

@@ -65,6 +65,7 @@ pub fn host(options: &Host) -> Result<()> {
         measure: sampling.measure(options.rate),
         spans: options.spans,
         thread_context: options.spans,
+        host: true,
         ..SessionOptions::default()
     };
     let mut recording = Recording::new(session, backend, options.rate, 0, None);
