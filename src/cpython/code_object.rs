@@ -2,7 +2,7 @@
 
 use std::rc::Rc;
 
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::{line_table, strings};
 use crate::cpython_layout::{Layout, LineTable};
@@ -27,6 +27,24 @@ pub struct Code {
 }
 
 impl Code {
+    /// What takes the place of one that was dropped.
+    fn empty() -> Code {
+        Code {
+            name: String::new(),
+            qualname: String::new(),
+            filename: String::new(),
+            first_line: 0,
+            line_kind: LineTable::Locations,
+            line_table: None,
+            first_traceable: 0,
+        }
+    }
+
+    /// Bytes that it takes.
+    fn bytes(&self) -> usize {
+        size_of::<Code>() + self.text_bytes() + self.line_table.as_ref().map_or(0, Vec::len)
+    }
+
     /// Total length of its names, bytes.
     pub fn text_bytes(&self) -> usize {
         self.name.len() + self.qualname.len() + self.filename.len()
@@ -49,14 +67,25 @@ impl Code {
 const MAX_BYTES: usize = 48 << 20;
 /// Maximum number of known addresses of code objects, over all processes.
 const MAX_KNOWN: usize = 1 << 19;
+/// Part of both that one process of many may have.
+const SHARE: usize = 4;
+/// Periods after which a code object without samples is dropped; one, if half of the table is used.
+const UNUSED_PERIODS: u32 = 60;
 
 /// All code objects seen, in all processes, each stored once.
-#[derive(Default)]
 pub struct CodeTable {
     codes: Vec<Rc<Code>>,
     by_code: FxHashMap<Rc<Code>, CodeId>,
-    /// The code object at (address, fingerprint) in each process.
-    known: FxHashMap<Pid, FxHashMap<(u64, u32), CodeId>>,
+    /// The period in which each was last on a stack.
+    last_used: Vec<u32>,
+    period: u32,
+    /// Numbers that are not in use, all of them of one empty object.
+    free: Vec<CodeId>,
+    empty: Rc<Code>,
+    /// What is known of each process.
+    known: FxHashMap<Pid, KnownCodes>,
+    /// Part of the table that one process may have: one in so many.
+    share: usize,
     /// The most recently seen of these by address: most frames of a stack are found here.
     recent: RecentCodes,
     /// Forked child -> its parent: what was at an address in the parent is there in the child, too.
@@ -68,7 +97,107 @@ pub struct CodeTable {
     generation: u64,
 }
 
+/// Code objects of one process.
+#[derive(Default)]
+struct KnownCodes {
+    /// By address and fingerprint.
+    at: FxHashMap<(u64, u32), CodeId>,
+    /// Bytes of those that it was the first to have.
+    bytes: usize,
+}
+
+impl Default for CodeTable {
+    fn default() -> CodeTable {
+        CodeTable {
+            codes: Vec::new(),
+            by_code: FxHashMap::default(),
+            last_used: Vec::new(),
+            period: 0,
+            free: Vec::new(),
+            empty: Rc::new(Code::empty()),
+            known: FxHashMap::default(),
+            share: 1,
+            recent: RecentCodes::default(),
+            parents: FxHashMap::default(),
+            bytes: 0,
+            addresses: 0,
+            generation: 0,
+        }
+    }
+}
+
 impl CodeTable {
+    /// A table of which each process may have a part only.
+    pub fn of_many_processes() -> CodeTable {
+        CodeTable {
+            share: SHARE,
+            ..CodeTable::default()
+        }
+    }
+
+    /// Number of code objects, and of their known addresses.
+    pub fn size(&self) -> (usize, usize) {
+        (self.codes.len() - self.free.len(), self.addresses)
+    }
+
+    /// Whether one process may have no more, or the table is full.
+    fn is_full(&self, pid: Pid) -> bool {
+        let own = self
+            .known
+            .get(&pid)
+            .map_or((0, 0), |known| (known.at.len(), known.bytes));
+        self.bytes >= MAX_BYTES
+            || self.addresses >= MAX_KNOWN
+            || own.0 >= MAX_KNOWN / self.share
+            || own.1 >= MAX_BYTES / self.share
+    }
+
+    /// Ends a period in which stacks had the `used` code objects. Drops those that no stack has had for long; their numbers are
+    /// used again. Returns those.
+    pub fn end_period(&mut self, used: impl Iterator<Item = CodeId>) -> FxHashSet<CodeId> {
+        self.period = self.period.wrapping_add(1);
+        for id in used {
+            if let Some(last) = self.last_used.get_mut(id.0 as usize) {
+                *last = self.period;
+            }
+        }
+        let is_half = |share: usize, (addresses, bytes): (usize, usize)| {
+            addresses > MAX_KNOWN / share / 2 || bytes > MAX_BYTES / share / 2
+        };
+        let of_one = |known: &KnownCodes| is_half(self.share, (known.at.len(), known.bytes));
+        let is_tight = is_half(1, (self.addresses, self.bytes)) || self.known.values().any(of_one);
+        let most = if is_tight { 0 } else { UNUSED_PERIODS };
+        let is_old = |id: &CodeId| {
+            let last = self.last_used.get(id.0 as usize);
+            last.is_some_and(|last| self.period.wrapping_sub(*last) > most)
+        };
+        let dropped: FxHashSet<CodeId> = self.by_code.values().copied().filter(is_old).collect();
+        if !dropped.is_empty() {
+            self.remove(&dropped);
+        }
+        dropped
+    }
+
+    fn remove(&mut self, ids: &FxHashSet<CodeId>) {
+        self.by_code.retain(|_, id| !ids.contains(id));
+        for id in ids {
+            if let Some(code) = self.codes.get_mut(id.0 as usize) {
+                self.bytes -= code.bytes();
+                *code = self.empty.clone();
+            }
+        }
+        self.free.extend(ids);
+        for known in self.known.values_mut() {
+            let before = known.at.len();
+            known.at.retain(|_, id| !ids.contains(id));
+            // Which of them are gone is not known: as large a part as of the addresses.
+            known.bytes = (known.bytes as u64 * known.at.len() as u64 / before.max(1) as u64) as usize;
+        }
+        self.addresses = self.known.values().map(|known| known.at.len()).sum();
+        self.recent = RecentCodes::default();
+        self.generation += 1;
+    }
+
     #[inline]
     pub fn get(&self, id: CodeId) -> &Code {
         &self.codes[id.0 as usize]
@@ -111,18 +240,18 @@ impl CodeTable {
         print: u32,
     ) -> Result<CodeId, Truncation> {
         let key = (avma, print);
-        if let Some(known) = self.known.get(&pid).and_then(|k| k.get(&key)) {
+        if let Some(known) = self.known.get(&pid).and_then(|k| k.at.get(&key)) {
             return Ok(*known);
         }
-        if self.bytes >= MAX_BYTES || self.addresses >= MAX_KNOWN {
+        if self.is_full(pid) {
             return Err(Truncation::CodeObjectLimit);
         }
         // The child's own memory first: after the fork, parent and child may have put different objects at one address.
         let id = match read(memory, layout, avma, print) {
-            Some(code) => self.intern(code),
+            Some(code) => self.intern(pid, code),
             None => {
                 let parent = self.parents.get(&pid).filter(|_| print != 0);
-                let inherited = parent.and_then(|parent| self.known.get(parent)?.get(&key));
+                let inherited = parent.and_then(|parent| self.known.get(parent)?.at.get(&key));
                 *inherited.ok_or(Truncation::CodeObjectFreed)?
             }
         };
@@ -131,15 +260,15 @@ impl CodeTable {
     }
 
     fn insert(&mut self, pid: Pid, key: (u64, u32), id: CodeId) {
-        self.known.entry(pid).or_default().insert(key, id);
+        self.known.entry(pid).or_default().at.insert(key, id);
         self.addresses += 1;
     }
 
     /// Adds a code object that was copied when it was sampled. `memory` is read for what the copy does not contain.
     pub fn update_process(&mut self, pid: Pid, memory: &dyn Memory, layout: &Layout, copy: &CodeCopy) {
         let key = (copy.code, copy.fingerprint);
-        let is_known = self.known.get(&pid).is_some_and(|k| k.contains_key(&key));
-        if is_known || self.bytes >= MAX_BYTES || self.addresses >= MAX_KNOWN {
+        let is_known = self.known.get(&pid).is_some_and(|k| k.at.contains_key(&key));
+        if is_known || self.is_full(pid) {
             return;
         }
         // The fingerprint was computed from the same object that was copied while a thread ran it.
@@ -151,17 +280,25 @@ impl CodeTable {
         {
             code = complete;
         }
-        let id = self.intern(code);
+        let id = self.intern(pid, code);
         self.insert(pid, key, id);
     }
 
-    fn intern(&mut self, code: Code) -> CodeId {
+    /// The number of a code object that a process has.
+    fn intern(&mut self, pid: Pid, code: Code) -> CodeId {
         if let Some(id) = self.by_code.get(&code) {
             return *id;
         }
-        self.bytes += size_of::<Code>() + code.text_bytes() + code.line_table.as_ref().map_or(0, Vec::len);
-        let (id, code) = (CodeId(self.codes.len() as u32), Rc::new(code));
-        self.codes.push(code.clone());
+        self.bytes += code.bytes();
+        self.known.entry(pid).or_default().bytes += code.bytes();
+        let id = self.free.pop().unwrap_or(CodeId(self.codes.len() as u32));
+        let (at, code) = (id.0 as usize, Rc::new(code));
+        if at == self.codes.len() {
+            self.codes.push(code.clone());
+            self.last_used.push(self.period);
+        } else {
+            (self.codes[at], self.last_used[at]) = (code.clone(), self.period);
+        }
         self.by_code.insert(code, id);
         id
     }
@@ -174,7 +311,7 @@ impl CodeTable {
 
     /// A process has ended or executes another program: its addresses are invalid.
     pub fn remove_process(&mut self, pid: Pid) {
-        self.addresses -= self.known.remove(&pid).map_or(0, |k| k.len());
+        self.addresses -= self.known.remove(&pid).map_or(0, |k| k.at.len());
         self.parents.remove(&pid);
         self.recent = RecentCodes::default();
         self.generation += 1;
@@ -439,6 +576,66 @@ mod tests {
             codes.observe(1, &NoMemory, layout, 0x1000, 5),
             Err(Truncation::CodeObjectFreed)
         );
+    }
+
+    /// A code object of its own for each number.
+    fn numbered(layout: &Layout, number: u64) -> CodeCopy {
+        let mut copy = copied(layout, true);
+        copy.parts[0].bytes[usize::from(layout.code_firstlineno)..][..4]
+            .copy_from_slice(&(number as u32).to_le_bytes());
+        copy.fingerprint = number as u32 + 1;
+        copy
+    }
+
+    #[test]
+    fn what_is_on_no_stack_for_long_is_dropped() {
+        let layout = &versions::find((3, 11, 0)).expect("a row").layout;
+        let mut codes = CodeTable::of_many_processes();
+        let add = |codes: &mut CodeTable, pid, number| {
+            codes.update_process(pid, &NoMemory, layout, &numbered(layout, number));
+            codes.observe(pid, &NoMemory, layout, 0x1000, number as u32 + 1)
+        };
+        let kept = add(&mut codes, 1, 0).expect("there is room");
+        let mut most = 0;
+        for period in 1..5 * u64::from(UNUSED_PERIODS) {
+            for number in 0..10 {
+                add(&mut codes, 2, 10 * period + number).expect("there is room");
+            }
+            codes.end_period(std::iter::once(kept));
+            most = most.max(codes.size().0);
+        }
+        assert!(most <= 10 * (UNUSED_PERIODS as usize + 2), "{most}");
+        assert!(codes.codes.len() <= most + 10, "numbers are used again");
+        assert_eq!(codes.size().0, codes.size().1);
+        assert_eq!(add(&mut codes, 1, 0), Ok(kept));
+        assert_eq!(codes.get(kept).first_line, 0);
+        // What was dropped is read again under another number, with its own contents.
+        let again = add(&mut codes, 2, 15).expect("there is room");
+        assert_eq!(codes.get(again).first_line, 15);
+        let bytes: usize = codes.by_code.keys().map(|code| code.bytes()).sum();
+        assert_eq!(codes.bytes, bytes);
+    }
+
+    #[test]
+    fn one_process_of_many_has_a_part_of_the_table() {
+        let layout = &versions::find((3, 11, 0)).expect("a row").layout;
+        let mut codes = CodeTable::of_many_processes();
+        let is_added = |codes: &mut CodeTable, pid, number| {
+            codes.update_process(pid, &NoMemory, layout, &numbered(layout, number));
+            codes.observe(pid, &NoMemory, layout, 0x1000, number as u32 + 1).is_ok()
+        };
+        let count = (0..).take_while(|number| is_added(&mut codes, 1, *number)).count();
+        let part = codes.bytes as f64 / MAX_BYTES as f64;
+        assert!(
+            part > 0.24 && part < 0.26 || count == MAX_KNOWN / SHARE,
+            "{count} {part}"
+        );
+        assert!(is_added(&mut codes, 2, 1 << 20), "others have room");
+        // They are those that no stack had in this period.
+        codes.end_period(std::iter::empty());
+        codes.end_period(std::iter::empty());
+        assert_eq!(codes.size(), (0, 0));
+        assert!(is_added(&mut codes, 1, 0) && codes.bytes < 1000);
     }
 
     #[test]
