@@ -77,6 +77,9 @@ pub struct AddressSpace {
 const ARGUMENTS: u64 = 64 << 10;
 /// Maximum number of jitdump files recorded per process.
 const MAX_JITDUMPS: usize = 16;
+/// Maximum number of ranges of executable memory of a process: as many mappings as the kernel allows by default
+/// (DEFAULT_MAX_MAP_COUNT, include/linux/mm.h, Linux 6.18).
+const MAX_RANGES: usize = 65_530;
 /// Maximum number of regions of anonymous code that are distinguished per process.
 const MAX_REGIONS: usize = 4096;
 
@@ -238,7 +241,9 @@ impl AddressSpace {
             }
         }
         let at = self.code.partition_point(|c| c.start < start);
-        self.code.insert(at, CodeRange { start, end, file });
+        if self.code.len() < MAX_RANGES {
+            self.code.insert(at, CodeRange { start, end, file });
+        }
         self.generation += 1;
     }
 
@@ -290,6 +295,42 @@ impl AddressSpace {
         self.files.iter().copied()
     }
 
+    /// Whether there were so many ranges of executable memory that some may be missing.
+    pub fn is_full(&self) -> bool {
+        self.code.len() >= MAX_RANGES
+    }
+
+    /// Number of ranges of executable memory.
+    pub fn ranges(&self) -> usize {
+        self.code.len()
+    }
+
+    /// Forgets files that it has mapped no more, for when no stack is remembered. `text`, if given, is that of `/proc/PID/maps`:
+    /// what is not in it is not mapped.
+    pub fn forget_unmapped(&mut self, text: Option<&[u8]>) {
+        if let Some(text) = text {
+            let mut mapped: Vec<(u64, u64)> = Vec::new();
+            for m in maps::parse(text).iter().filter(|m| m.executable) {
+                match mapped.last_mut().filter(|(_, end)| *end == m.start) {
+                    Some((_, end)) => *end = m.end,
+                    None => mapped.push((m.start, m.end)),
+                }
+            }
+            let is_mapped = |start: u64, end: u64| {
+                let at = mapped.partition_point(|(_, mapped_end)| *mapped_end <= start);
+                mapped.get(at).is_some_and(|(mapped_start, _)| *mapped_start < end)
+            };
+            self.code.retain(|c| is_mapped(c.start, c.end));
+            self.regions.retain(|r| is_mapped(r.start, r.end));
+            self.generation += 1;
+        }
+        let code = self.code.iter().filter_map(|c| Some(c.file?.0));
+        let regions = self.regions.iter().filter_map(|r| r.file);
+        let registered = self.registered.iter().map(|(_, _, id)| *id);
+        let jitdumps = self.jitdumps.iter().copied();
+        self.files = code.chain(regions).chain(registered).chain(jitdumps).collect();
+    }
+
     /// Executable memory that is not part of an ELF file, in order of appearance.
     pub fn regions(&self) -> &[Region] {
         &self.regions
@@ -313,19 +354,15 @@ impl AddressSpace {
 
     fn unmap(&mut self, start: u64, end: u64) {
         self.copies.remove(start, end);
-        let mut tails = Vec::new();
-        self.code.retain_mut(|c| {
-            if c.end <= start || end <= c.start {
-                return true;
-            }
-            if c.end > end {
-                tails.push(CodeRange { start: end, ..*c });
-            }
-            c.end = start;
-            c.start < start
+        let first = self.code.partition_point(|c| c.end <= start);
+        let overlapping = self.code[first..].iter().take_while(|c| c.start < end).count();
+        let outside = self.code[first..first + overlapping].iter().flat_map(|c| {
+            let below = CodeRange { end: start, ..*c };
+            let above = CodeRange { start: end, ..*c };
+            [(c.start < start).then_some(below), (c.end > end).then_some(above)]
         });
-        self.code.extend(tails);
-        self.code.sort_by_key(|c| c.start);
+        let outside: Vec<CodeRange> = outside.flatten().collect();
+        self.code.splice(first..first + overlapping, outside);
     }
 
     pub fn code(&self) -> &[CodeRange] {

@@ -303,7 +303,7 @@ fn jit_sources(input: &mut ResolveInput<'_>, pid: Pid, avmas: &[u64]) -> (Vec<(S
         for id in jit.dumps {
             let module = input.modules.get(id);
             let (name, content) = (module.path_text(), module.content.clone());
-            match names_in(input, (FileFormat::JitDump, id.0), &content, avmas) {
+            match names_in(input, (FileFormat::JitDump, module.number), &content, avmas) {
                 Ok(code) => sources.push((format!("jitdump {name}"), code)),
                 Err(why) => missing.push(format!("{name}: {why}")),
             }

@@ -80,18 +80,37 @@ impl NameCache {
         self.named.is_empty()
     }
 
-    /// Drops what only names something while its process or thread runs: their numbers are used again.
-    pub fn forget_processes(&mut self) {
+    /// Drops the names of frames that are not `kept`, and what belongs to closed files or names something only while its process
+    /// or thread runs: those numbers are used again. Returns how many names of frames.
+    pub fn retain(&mut self, kept: &dyn Fn(&RawFrame) -> bool, modules: &Modules) -> usize {
         let is_kept = |raw: &RawFrame| {
-            matches!(
-                raw,
-                RawFrame::Python { .. } | RawFrame::Native { .. } | RawFrame::Kernel(_) | RawFrame::Truncated(_)
-            )
+            let lasts = match raw {
+                RawFrame::Native { module, .. } => !modules.is_closed(*module),
+                RawFrame::Python { .. } | RawFrame::Kernel(_) | RawFrame::Truncated(_) => true,
+                _ => false,
+            };
+            lasts && kept(raw)
         };
+        let before = self.named.len();
         self.named.retain(|raw, _| is_kept(raw));
         self.unnamed.retain(is_kept);
         self.trampolines.retain(|raw, _| is_kept(raw));
+        self.files.retain(|id, _| !modules.is_closed(*id));
+        self.variables.retain(|(id, _), _| !modules.is_closed(*id));
+        self.sources.retain(|id, _| !modules.is_closed(*id));
         self.anonymous.clear();
+        let dropped = before - self.named.len();
+        if dropped > 0 {
+            self.frames = self
+                .frames
+                .of_those(self.named.values_mut().flatten().map(|(id, _)| id));
+        }
+        dropped
+    }
+
+    /// Number of different frames.
+    pub fn frames(&self) -> usize {
+        self.frames.all.len()
     }
 
     /// Drops the frames; files stay open.
@@ -109,6 +128,20 @@ struct FrameTable {
 }
 
 impl FrameTable {
+    /// A table of the frames with these numbers, which become those in it.
+    fn of_those<'a>(&self, ids: impl Iterator<Item = &'a mut FrameId>) -> FrameTable {
+        let mut table = FrameTable::default();
+        table.id(Frame::new(FrameKind::Root, "root"));
+        let mut new: FxHashMap<FrameId, FrameId> = FxHashMap::default();
+        for id in ids {
+            let frame = self.all.get(*id as usize);
+            *id = *new
+                .entry(*id)
+                .or_insert_with(|| frame.map_or(0, |frame| table.id(frame.clone())));
+        }
+        table
+    }
+
     fn id(&mut self, f: Frame) -> FrameId {
         *self.ids.entry(f).or_insert_with_key(|f| {
             self.all.push(f.clone());
@@ -131,7 +164,7 @@ pub struct OpenFiles {
 impl OpenFiles {
     /// Opens the files that this tree's frames refer to. Nothing is read except the kernel's symbol table.
     pub fn open(&mut self, system: &dyn System, codes: &CodeTable, tree: &RawTree) {
-        let mut kernel = false;
+        self.open_kernel(system, tree);
         // By node: the process that its stack belongs to, where stacks are grouped by process.
         let mut processes: Vec<Option<Pid>> = Vec::with_capacity(tree.nodes().len());
         for (parent, raw, _) in tree.nodes() {
@@ -140,13 +173,16 @@ impl OpenFiles {
                 Some(RawFrame::Process(pid)) => Some(*pid),
                 _ => above,
             });
-            match raw {
-                Some(RawFrame::Kernel(_)) => kernel = true,
-                Some(RawFrame::Python { code, .. }) => self.sources.open_python(above, &codes.get(*code).filename),
-                _ => {}
+            if let Some(RawFrame::Python { code, .. }) = raw {
+                self.sources.open_python(above, &codes.get(*code).filename);
             }
         }
-        if kernel && self.kernel.is_none() {
+    }
+
+    /// Reads the kernel's symbol table if the tree has frames of it.
+    pub fn open_kernel(&mut self, system: &dyn System, tree: &RawTree) {
+        let is_kernel = |raw: &Option<RawFrame>| matches!(raw, Some(RawFrame::Kernel(_)));
+        if self.kernel.is_none() && tree.nodes().iter().any(|(_, raw, _)| is_kernel(raw)) {
             self.kernel = system.kernel_symbols();
         }
     }

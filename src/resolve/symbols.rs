@@ -195,7 +195,7 @@ pub(super) fn names_in(
     svmas: &[u64],
 ) -> ModuleNames {
     let module = input.modules.get(id).clone();
-    look_up_outside(input, &module, (id, format), svmas).unwrap_or_else(|| {
+    look_up_outside(input, &module, format, svmas).unwrap_or_else(|| {
         let file = files.entry(id).or_insert_with(|| open(input, &module));
         look_up(file, format, svmas)
     })
@@ -205,7 +205,7 @@ pub(super) fn names_in(
 fn look_up_outside(
     input: &mut ResolveInput<'_>,
     module: &crate::process::modules::Module,
-    (id, format): (ModuleId, FileFormat),
+    format: FileFormat,
     svmas: &[u64],
 ) -> Option<ModuleNames> {
     let naming = input.naming.as_deref_mut()?;
@@ -219,7 +219,7 @@ fn look_up_outside(
     let fetch = fetch.as_ref().map(|fetch| || fetch(&module.build_id));
     let request = NamesRequest {
         format,
-        id: id.0,
+        id: module.number,
         file: &file,
         path: path(module),
         open: &|path| root?.open(path),

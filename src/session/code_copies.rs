@@ -23,6 +23,11 @@ struct Page {
 pub(super) struct CodeCopies(RefCell<FxHashMap<u64, Page>>);
 
 impl CodeCopies {
+    /// Drops the pages: they are copied again.
+    pub(super) fn clear(&mut self) {
+        *self.0.get_mut() = FxHashMap::default();
+    }
+
     /// Copies code at the time of a sample, as much as is readable from `avma` on; returns the bytes copied.
     pub(super) fn read(&self, memory: &dyn Memory, time: u64, avma: u64, out: &mut [u8]) -> usize {
         let mut pages = self.0.borrow_mut();

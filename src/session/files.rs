@@ -43,25 +43,35 @@ pub struct Files {
 /// Which files are still of use, as of the last searches for those that are not.
 #[derive(Default)]
 struct FileUsage {
-    /// By number of the file: the search that found it in use last.
-    last_used: Vec<u32>,
+    /// The search that found it in use last, or the first after it was opened.
+    last_used: FxHashMap<ModuleId, u32>,
     searches: u32,
+    /// Files so far at the last search.
+    added: u32,
 }
 
 /// Files opened since the last search for unused ones from which on there is another one.
-const FILES_PER_SEARCH: usize = 256;
-/// Unused files that stay open: a program that runs again is not read again.
+const FILES_PER_SEARCH: u32 = 256;
+/// Unused files that stay open, and searches after which one does not: a program that runs again is not read again, but the file
+/// system of a container that has ended is in use as long as its files are open.
 const MAX_UNUSED: usize = 256;
+const UNUSED_SEARCHES: u32 = 60;
 
 impl Files {
-    pub(super) fn new(system: Box<dyn System>) -> Files {
+    /// `is_of_host`: of many processes, of which each has a part of what is bounded.
+    pub(super) fn new(system: Rc<dyn System>, is_of_host: bool) -> Files {
+        let codes = if is_of_host {
+            CodeTable::of_many_processes()
+        } else {
+            CodeTable::default()
+        };
         Files {
-            system: Rc::from(system),
+            system,
             modules: Modules::default(),
             info: FxHashMap::default(),
             unwinder: Unwinder::default(),
-            codes: CodeTable::default(),
-            jit: JitShared::default(),
+            codes,
+            jit: JitShared::new(is_of_host),
             open: OpenFiles::default(),
             usage: FileUsage::default(),
         }
@@ -97,33 +107,44 @@ impl Files {
 
     /// Whether so many files were opened that unused ones are to be closed.
     pub(super) fn are_many_new(&self) -> bool {
-        self.modules.len() >= self.usage.last_used.len() + FILES_PER_SEARCH
+        self.modules.added().wrapping_sub(self.usage.added) >= FILES_PER_SEARCH
     }
 
-    /// Closes the files that are not `used`, but for those that were most recently, and drops what was read of them.
-    pub(super) fn close_unused(&mut self, used: &FxHashSet<ModuleId>) {
-        let FileUsage { last_used, searches } = &mut self.usage;
-        *searches += 1;
-        // New ones may be about to be mapped.
-        last_used.resize(self.modules.len(), *searches);
-        for id in used {
-            if let Some(last) = last_used.get_mut(id.0 as usize) {
+    /// Closes the files that are not `used`, but for those that were most recently, and drops what was read of them. Returns how
+    /// many.
+    pub(super) fn close_unused(&mut self, used: &FxHashSet<ModuleId>) -> usize {
+        let FileUsage {
+            last_used,
+            searches,
+            added,
+        } = &mut self.usage;
+        *searches = searches.wrapping_add(1);
+        *added = self.modules.added();
+        let mut unused = Vec::new();
+        for id in self.modules.open_ones() {
+            // New ones may be about to be mapped.
+            let last = last_used.entry(id).or_insert(*searches);
+            if used.contains(&id) {
                 *last = *searches;
+            } else {
+                unused.push((*last, id));
             }
         }
-        let all = (0..last_used.len()).map(|at| ModuleId(at as u32));
-        let is_unused = |id: &ModuleId| !used.contains(id) && !self.modules.is_closed(*id);
-        let mut unused: Vec<ModuleId> = all.filter(is_unused).collect();
-        unused.sort_by_key(|id| (last_used[id.0 as usize], id.0));
-        unused.truncate(unused.len().saturating_sub(MAX_UNUSED));
-        if unused.is_empty() {
-            return;
+        unused.sort_unstable();
+        let many = unused.len().saturating_sub(MAX_UNUSED);
+        let old = unused.partition_point(|(last, _)| searches.wrapping_sub(*last) > UNUSED_SEARCHES);
+        let closed: FxHashSet<ModuleId> = unused.iter().take(many.max(old)).map(|(_, id)| *id).collect();
+        if closed.is_empty() {
+            return 0;
         }
-        self.unwinder.remove(unused.iter().copied());
-        for id in &unused {
+        self.unwinder.remove(closed.iter().copied());
+        for id in &closed {
             self.info.remove(id);
+            last_used.remove(id);
         }
-        self.modules.close(&unused.into_iter().collect());
+        self.jit.forget_files(&closed);
+        self.modules.close(&closed);
+        closed.len()
     }
 
     /// The interpreter in a file.

@@ -30,6 +30,8 @@ const MAX_OBJECT: u64 = 16 << 20;
 const END: u64 = 1024;
 /// Maximum number of registered objects, over all processes.
 const MAX_OBJECTS: usize = 1 << 16;
+/// Part of both that one process of a host may have.
+const SHARE: usize = 4;
 /// Minimum time between two scans per entry of the lists, ns of the samples' clock: about ten times what reading an
 /// entry takes.
 const RESCAN_INTERVAL_PER_ENTRY: u64 = 20_000;
@@ -41,18 +43,25 @@ pub(super) struct Jit {
     next: u64,
     /// Entries of its lists at the last scan.
     listed: FxHashMap<Registered, Listed>,
-    /// All objects that were ever in the lists, in order.
-    objects: Vec<Arc<JitObject>>,
+    /// All objects that were ever in the lists, in order, with the bytes that were copied for them.
+    objects: Vec<(Arc<JitObject>, usize)>,
     /// Samples contain code of the process that is in no file.
     pub(super) is_sampled: bool,
 }
 
 impl Jit {
+    /// Forgets objects that are in the lists no more: no sample has their code.
+    pub(super) fn forget_ended(&mut self) {
+        let listed: FxHashSet<usize> = self.listed.values().filter_map(|listed| listed.object).collect();
+        self.objects.retain(|(object, _)| listed.contains(&number_of(object)));
+        self.is_sampled = false;
+    }
+
     /// What names the code; `space` has the mappings of its process, which was forked from `parent`.
     pub(super) fn sources(&self, space: &AddressSpace, parent: Option<Pid>) -> JitSources {
         JitSources {
             dumps: space.jitdumps.clone(),
-            objects: self.objects.clone(),
+            objects: self.objects.iter().map(|(object, _)| object.clone()).collect(),
             regions: space.regions().to_vec(),
             parent,
         }
@@ -67,6 +76,13 @@ struct Listed {
     end: u64,
     /// Ranges of the code, and the module with their tables.
     ranges: Vec<(u64, u64, ModuleId)>,
+    /// As [`number_of`] the object, if it could be read.
+    object: Option<usize>,
+}
+
+/// What tells an object from all others as long as it is kept.
+fn number_of(object: &Arc<JitObject>) -> usize {
+    Arc::as_ptr(object) as usize
 }
 
 /// State shared by the processes of a session.
@@ -76,9 +92,40 @@ pub(super) struct JitShared {
     descriptors: FxHashMap<ModuleId, Option<u64>>,
     bytes: usize,
     objects: usize,
+    /// The processes are of a whole host: each has a part.
+    is_of_host: bool,
 }
 
 impl JitShared {
+    pub(super) fn new(is_of_host: bool) -> JitShared {
+        JitShared {
+            is_of_host,
+            ..JitShared::default()
+        }
+    }
+
+    /// One process may have one in so many of the objects and bytes.
+    fn share(&self) -> usize {
+        if self.is_of_host { SHARE } else { 1 }
+    }
+
+    /// Counts the objects again that processes still have; forked ones share some.
+    pub(super) fn count<'a>(&mut self, processes: impl Iterator<Item = &'a Jit>) {
+        let objects = processes.flat_map(|jit| &jit.objects);
+        let all: FxHashMap<usize, usize> = objects.map(|(object, bytes)| (number_of(object), *bytes)).collect();
+        (self.objects, self.bytes) = (all.len(), all.values().sum());
+    }
+
+    /// Number of objects.
+    pub(super) fn len(&self) -> usize {
+        self.objects
+    }
+
+    /// Drops what is known of files that are closed.
+    pub(super) fn forget_files(&mut self, closed: &FxHashSet<ModuleId>) {
+        self.descriptors.retain(|id, _| !closed.contains(id));
+    }
+
     /// Marks frames in registered code as being in no file, as all stages except the unwinder expect.
     pub(super) fn skip(&self, modules: &Modules, native: &mut [NativeFrame]) {
         if self.objects == 0 {
@@ -184,6 +231,7 @@ impl Process {
             return;
         }
         changed |= before.len() != entries.len();
+        let mut own_bytes: usize = known.objects.iter().map(|(_, bytes)| bytes).sum();
         for entry in entries {
             let end = end_of(&memory, &entry);
             if let Some(listed) = before.get(&entry).filter(|listed| listed.end == end) {
@@ -192,14 +240,16 @@ impl Process {
             }
             changed = true;
             let shared = &mut files.jit;
-            let full = shared.objects >= MAX_OBJECTS;
+            let full = shared.objects >= MAX_OBJECTS || known.objects.len() >= MAX_OBJECTS / shared.share();
+            let full = full || own_bytes >= MAX_BYTES / shared.share();
+            let copied_before = shared.bytes;
             let bytes = (!full).then(|| shared.copy(&*system, pid, entry.object, entry.size));
             let listed = known
                 .listed
                 .entry(entry)
                 .insert_entry(Listed {
                     end,
-                    ranges: Vec::new(),
+                    ..Listed::default()
                 })
                 .into_mut();
             let Some(object) = bytes.flatten().and_then(|bytes| JitObject::parse(bytes).ok()) else {
@@ -216,11 +266,15 @@ impl Process {
                 functions: sorted(object.functions()),
             };
             shared.objects += 1;
+            let copied_bytes = shared.bytes - copied_before;
+            own_bytes += copied_bytes;
             let id = files.modules.add_registered();
             files.unwinder.add(id, Box::new(copied));
             let code = object.code.iter();
             listed.ranges = code.map(|(start, end)| (*start, *end, id)).collect();
-            known.objects.push(Arc::new(object));
+            let object = Arc::new(object);
+            listed.object = Some(number_of(&object));
+            known.objects.push((object, copied_bytes));
         }
         if changed {
             let ranges = known.listed.values().flat_map(|listed| &listed.ranges);

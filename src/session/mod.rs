@@ -8,6 +8,7 @@
 
 use std::ops::Range;
 use std::path::PathBuf;
+use std::rc::Rc;
 use std::sync::Arc;
 
 use crate::cpython_layout::TargetLayout;
@@ -20,7 +21,7 @@ use crate::process::system::System;
 use crate::profile::measure::Measure;
 use crate::profile::model::{Meta, Profile};
 use crate::resolve::naming::NamingProcess;
-use crate::resolve::{self, Fetch, NameCache, OpenFiles, ResolveInput};
+use crate::resolve::{self, Fetch, NameCache, ResolveInput};
 
 mod activities;
 mod asyncio;
@@ -36,6 +37,7 @@ mod inspection;
 mod instances;
 mod jit;
 mod lags;
+mod long_term;
 mod names;
 mod open_intervals;
 mod process;
@@ -63,6 +65,7 @@ use activities::Activities;
 use files::Files;
 pub use inspection::Inspection;
 pub use instances::ProcessInstance;
+pub use long_term::SegmentEnd;
 use names::Names;
 use process::Process;
 use processes::{KnownProcess, Processes};
@@ -154,6 +157,8 @@ struct Session {
     activities: Activities,
     segment: Segment,
     naming: Naming,
+    /// Segments of a host so far.
+    period: u32,
 }
 
 /// What names the frames of profiles.
@@ -190,13 +195,14 @@ impl Session {
     fn new(options: SessionOptions, system: Box<dyn System>) -> Session {
         Session {
             activities: Activities::new(&options, system.now()),
-            files: Files::new(system),
+            files: Files::new(Rc::from(system), options.host),
             processes: Processes::default(),
             programs: Programs::default(),
             names: Names::default(),
             stacks: StackBuilder::new(&options),
             segment: Segment::default(),
             naming: Naming::default(),
+            period: 0,
             options,
         }
     }
@@ -490,26 +496,6 @@ impl Session {
         self.segment.close()
     }
 
-    /// Ends the segment of a recording of months: also drops what is known of processes that have ended without a word of it.
-    /// Returns their numbers.
-    fn close_long_segment(&mut self) -> Vec<Pid> {
-        let system = &*self.files.system;
-        let is_gone = |known: &&KnownProcess| {
-            let process = &known.process;
-            process.started.is_none() || system.start_time(process.pid()) != process.started
-        };
-        let known = self.processes.iter().filter(is_gone);
-        let gone: Vec<Pid> = known.map(|known| known.process.pid()).collect();
-        gone.iter().for_each(|pid| self.forget(*pid));
-        self.close_segment();
-        self.naming.cache.forget_processes();
-        self.processes.forget_ended_code();
-        let OpenFiles { perf_maps, sources, .. } = &mut self.files.open;
-        perf_maps.retain(|pid, _| self.processes.get(*pid).is_some());
-        sources.retain_roots(&|pid| self.processes.get(pid).is_some());
-        gone
-    }
-
     /// Drops samples before a time (of the samples' clock), and eventually the stacks that only they had.
     fn forget_before(&mut self, time: u64) {
         if self.segment.forget_before(time) {
@@ -537,8 +523,13 @@ impl Session {
     /// Opens what symbolization reads, while there are privileges for it; `pid` is the first process. After this,
     /// `resolve` opens nothing except debug files below the root directory that is kept open.
     fn open_symbol_sources(&mut self, pid: Pid) {
-        self.add_root(pid, None);
         self.processes.scan_all_jit_code(&mut self.files);
+        if self.options.host {
+            // No source files are read.
+            self.files.open.open_kernel(&*self.files.system, &self.segment.tree);
+            return;
+        }
+        self.add_root(pid, None);
         let Files {
             system, codes, open, ..
         } = &mut self.files;

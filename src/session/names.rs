@@ -6,6 +6,9 @@ use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::event::{Pid, Tid};
 
+/// Names in Python of threads without samples that are kept.
+const MAX_PYTHON_THREADS: usize = 1 << 14;
+
 /// Names of threads, and the interpreters of processes.
 #[derive(Default)]
 pub(super) struct Names {
@@ -98,6 +101,22 @@ impl Names {
     pub(super) fn end_process(&mut self, pid: Pid) {
         if !self.has_samples(pid) {
             self.interpreters.remove(&pid);
+        }
+    }
+
+    /// Keeps the names of threads that have samples: others get them with their next one. A name in Python is read again only after
+    /// a while, so those of all threads are kept, up to a limit.
+    pub(super) fn retain_sampled(&mut self) {
+        let Names {
+            threads,
+            python_threads,
+            sampled,
+            ..
+        } = self;
+        let is_sampled = |(pid, tid): &(Pid, Tid)| sampled.get(pid).is_some_and(|threads| threads.contains(tid));
+        threads.retain(|thread, _| is_sampled(thread));
+        if python_threads.len() > MAX_PYTHON_THREADS {
+            python_threads.retain(|thread, _| is_sampled(thread));
         }
     }
 

@@ -25,6 +25,8 @@ const MAX_EXITED: usize = 4096;
 pub(super) struct KnownProcess {
     pub(super) process: Process,
     pub(super) activities: ProcessActivities,
+    /// The period of a recording of a host in which it last had a sample.
+    pub(super) last_used: u32,
     /// Its first thread has exited while others still run.
     is_leaderless: bool,
     /// All threads have exited.
@@ -36,6 +38,7 @@ impl KnownProcess {
         KnownProcess {
             process,
             activities: ProcessActivities::default(),
+            last_used: 0,
             is_leaderless: false,
             has_exited: false,
         }

@@ -6,7 +6,7 @@ use std::rc::Rc;
 use std::time::{Duration, Instant, SystemTime};
 
 use super::pump::{EventPump, update_backend};
-use super::{GilCounts, Naming, ProcessInstance, QualityCounts, Session, SessionOptions, TaskCounts};
+use super::{GilCounts, Naming, ProcessInstance, QualityCounts, SegmentEnd, Session, SessionOptions, TaskCounts};
 use crate::capture::{Backend, SampleCounts};
 use crate::edges::EdgeJudge;
 use crate::error::{Error, Result};
@@ -48,6 +48,8 @@ pub struct HostSegment {
     pub process_of_sample: Vec<u32>,
     /// Processes that could not be opened, by the reason.
     pub refused: BTreeMap<&'static str, u64>,
+    /// What was dropped with its end.
+    pub end: SegmentEnd,
 }
 
 /// When the samples of the current segment begin.
@@ -291,8 +293,9 @@ impl Recording {
         let session = &mut self.session;
         let profile = credentials::with_only(Caps::NONE, || session.resolve_new(began.time, meta));
         let instances = std::mem::take(&mut session.segment.instances);
-        for pid in session.close_long_segment() {
-            self.backend.remove_process(pid);
+        let end = session.close_long_segment();
+        for pid in &end.gone {
+            self.backend.remove_process(*pid);
         }
         self.start = next;
         HostSegment {
@@ -301,6 +304,7 @@ impl Recording {
             processes: instances.all,
             process_of_sample: instances.of_sample,
             refused: instances.refused,
+            end,
         }
     }
 

@@ -11,6 +11,7 @@ use crate::cpython::{DEFAULT_DESCRIPTOR, spans};
 use crate::cpython_layout::{SpanLocation, ThreadContext};
 use crate::event::{Sample, SpanRecords};
 use crate::frame::ModuleId;
+use crate::process::modules::Modules;
 use crate::process::thread_context::VariableAccess;
 use crate::process::{maps, thread_context};
 use crate::profile::labels::{LabelSetId, LabelSets, SPAN};
@@ -98,6 +99,11 @@ impl Spans {
         self.of_records.clear();
         (self.count, self.bytes) = (0, 0);
         self.segment = self.segment.wrapping_add(1);
+    }
+
+    /// Drops what is known of files that are closed.
+    pub(super) fn forget_closed(&mut self, modules: &Modules) {
+        self.contexts.retain(|id, _| !modules.is_closed(*id));
     }
 
     /// The number of the labels of a sample, among `sets`.

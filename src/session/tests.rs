@@ -4,6 +4,8 @@ use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
+use rustc_hash::FxHashSet;
+
 use super::*;
 use crate::cpython_layout::InterpreterLocks;
 use crate::error::{Error, Result};
@@ -211,22 +213,12 @@ fn files_that_no_process_has_mapped_are_closed() {
     const COUNT: Pid = 3000;
     let machine = Machine::new(1..=COUNT);
     let mut session = session(&machine);
-    let map = |session: &mut Session, pid: Pid, path: String| {
-        let event = Event::Mmap {
-            pid,
-            start: 0x1000 * u64::from(pid),
-            end: 0x1000 * u64::from(pid) + 0x1000,
-            offset: 0,
-            path: path.into_bytes(),
-        };
-        happens(session, event);
-    };
     session.open(1, &mut |_, _| Ok(())).expect("it runs");
-    map(&mut session, 1, "/lib/libc.so".into());
+    map(&mut session, 1, 1, "/lib/libc.so".into());
     for pid in 2..=COUNT {
         session.open(pid, &mut |_, _| Ok(())).expect("it runs");
-        map(&mut session, pid, "/lib/libc.so".into());
-        map(&mut session, pid, format!("/tmp/build/{pid}"));
+        map(&mut session, pid, pid.into(), "/lib/libc.so".into());
+        map(&mut session, pid, pid.into(), format!("/tmp/build/{pid}"));
         exit(&mut session, &machine, pid);
     }
     let modules = &session.files.modules;
@@ -239,7 +231,7 @@ fn files_that_no_process_has_mapped_are_closed() {
     assert_eq!(modules.get(open[open.len() - 1]).path, newest.as_bytes());
     // One that was closed is opened again.
     let before = modules.len();
-    map(&mut session, 1, "/tmp/build/2".into());
+    map(&mut session, 1, 1, "/tmp/build/2".into());
     assert_eq!(session.files.modules.len(), before + 1);
 }
 
@@ -275,4 +267,81 @@ fn threads_of_a_host_have_the_names_of_their_samples() {
     let names = &session.names;
     assert_eq!((names.thread(7, 7), names.thread(7, 9)), (Some("main"), Some("pool")));
     assert_eq!(names.threads.len(), 2);
+}
+
+/// Maps a file at an address of its own.
+fn map(session: &mut Session, pid: Pid, number: u64, path: String) {
+    let event = Event::Mmap {
+        pid,
+        start: 0x1000 * number,
+        end: 0x1000 * number + 0x1000,
+        offset: 0,
+        path: path.into_bytes(),
+    };
+    happens(session, event);
+}
+
+/// Months, with other programs, threads and functions in each minute.
+#[test]
+fn what_a_host_has_run_is_forgotten() {
+    const SEGMENTS: u32 = 200;
+    const PROCESSES: u32 = 6;
+    let service = 1;
+    let machine = Machine::new(1..=SEGMENTS * PROCESSES + 1);
+    let mut session = host_session(&machine);
+    let mut most: BTreeMap<&str, u64> = BTreeMap::new();
+    let mut dropped: BTreeMap<&str, u64> = BTreeMap::new();
+    let (mut first, mut gone) = (BTreeMap::new(), 0);
+    for segment in 0..SEGMENTS {
+        let pids = (2 + segment * PROCESSES)..(2 + (segment + 1) * PROCESSES);
+        happens(&mut session, host_sample(service, service, b"service"));
+        map(&mut session, service, 1, "/lib/libc.so".into());
+        for pid in pids.clone() {
+            happens(&mut session, host_sample(pid, pid, pid.to_string().as_bytes()));
+            map(&mut session, pid, 1, "/lib/libc.so".into());
+            for file in 2..6 {
+                map(&mut session, pid, file, format!("/tmp/build/{pid}/{file}"));
+            }
+        }
+        let known = pids
+            .clone()
+            .chain([service])
+            .filter_map(|pid| session.processes.get(pid));
+        let modules: FxHashSet<ModuleId> = known.flat_map(|process| process.space.files()).collect();
+        for module in modules {
+            let functions = (0..5).map(|svma| RawFrame::Native { module, svma });
+            session.segment.tree.add(&functions.collect::<Vec<_>>(), 1);
+        }
+        let profile = session.resolve_new(0, Meta::default());
+        assert!(profile.meta.modules.iter().any(|module| module.path == "/lib/libc.so"));
+        for (at, pid) in pids.enumerate() {
+            match at % 3 {
+                // Its exit is not seen.
+                0 => machine.end(pid),
+                1 => exit(&mut session, &machine, pid),
+                // It goes on, without samples.
+                _ => {}
+            }
+        }
+        let end = session.close_long_segment();
+        gone += end.gone.len();
+        for (kind, size) in end.kept {
+            let known = most.entry(kind).or_default();
+            *known = size.max(*known);
+        }
+        for (kind, number) in end.dropped {
+            *dropped.entry(kind).or_default() += number;
+        }
+        if segment == SEGMENTS / 2 {
+            first.clone_from(&most);
+        }
+    }
+    assert_eq!(first, most, "tables grow for ever");
+    assert!(most["files"] < 1000 && most["file_numbers"] < 1500, "{most:?}");
+    assert!(most["frames"] < 5000 && most["threads"] < 100, "{most:?}");
+    for kind in ["processes", "files", "names"] {
+        assert!(dropped[kind] > 100, "{dropped:?}");
+    }
+    assert!(gone > 500);
+    assert!(session.processes.get(service).is_some(), "it is sampled");
 }

@@ -424,6 +424,13 @@ pub fn pss(pid: Pid) -> Option<u64> {
     Some(kilobytes.saturating_mul(1024))
 }
 
+/// Memory of a process, bytes (proc(5), `statm`).
+pub fn resident(pid: Pid) -> Option<u64> {
+    let text = read_text(format!("/proc/{pid}/statm")).ok()?;
+    let pages: u64 = text.split_whitespace().nth(1)?.parse().ok()?;
+    Some(pages.saturating_mul(super::memory::page_size() as u64))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -151,6 +151,11 @@ impl Unwinder {
         self.return_paths = ReturnPaths::default();
     }
 
+    /// Whether so many different rules were found that there may soon be no room for more.
+    pub fn is_nearly_full(&self) -> bool {
+        self.rules.is_nearly_full()
+    }
+
     /// Adds the landmarks of a file, after [`Unwinder::add`].
     pub fn add_landmarks(&mut self, module: ModuleId, landmarks: Landmarks) {
         if let Some(Some(known)) = self.modules.get_mut(module.0 as usize) {

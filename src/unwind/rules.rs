@@ -52,6 +52,11 @@ impl Rules {
     /// as damaged.
     const MAX_RULES: usize = 1 << 20;
 
+    /// Whether half of the room for rules is used.
+    pub fn is_nearly_full(&self) -> bool {
+        self.all.len() > Self::MAX_RULES / 2
+    }
+
     pub fn get(&self, id: RuleId) -> Rule {
         self.all.get(id.0 as usize).copied().unwrap_or(Rule::BAD)
     }

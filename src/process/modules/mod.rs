@@ -9,6 +9,8 @@ use std::ffi::OsStr;
 use std::ops::Range;
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
+use std::sync::atomic::AtomicU32;
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, OnceLock};
 
 use object::read::elf::ElfFile64;
@@ -62,6 +64,8 @@ pub struct FileAccessLog {
 /// One file.
 #[derive(Debug)]
 pub struct Module {
+    /// A number that no other file has, also after this one was closed.
+    pub number: u32,
     /// Path as the process sees it.
     pub path: Vec<u8>,
     pub content: Content,
@@ -85,6 +89,7 @@ type ModuleElf<'a> = ElfFile64<'a, LittleEndian, &'a ReadCache<ContentReader>>;
 impl Module {
     fn new(path: Vec<u8>, content: Content) -> Module {
         let mut m = Module {
+            number: 0,
             path,
             content,
             segments: Vec::new(),
@@ -315,6 +320,10 @@ type OpenedFile = (Content, FileKey);
 /// All files of all processes, by device and inode.
 pub struct Modules {
     all: Vec<Arc<Module>>,
+    /// Numbers of closed ones that are used again.
+    free: Vec<ModuleId>,
+    /// Files so far.
+    added: u32,
     /// Stands for all that were closed.
     closed: Arc<Module>,
     by_file: FxHashMap<FileKey, ModuleId>,
@@ -333,6 +342,8 @@ impl Default for Modules {
     fn default() -> Modules {
         Modules {
             all: Vec::new(),
+            free: Vec::new(),
+            added: 0,
             closed: Arc::new(Module::missing(Vec::new(), None)),
             by_file: FxHashMap::default(),
             by_name: FxHashMap::default(),
@@ -345,6 +356,9 @@ impl Default for Modules {
         }
     }
 }
+
+/// Numbers of files.
+static NUMBERS: AtomicU32 = AtomicU32::new(0);
 
 /// Maximum number of files opened before their events are handled, per batch of events.
 const MAX_AHEAD: usize = 4096;
@@ -361,8 +375,20 @@ impl Modules {
         &self.all[id.0 as usize]
     }
 
+    /// Numbers in use, and of closed files.
     pub fn len(&self) -> usize {
         self.all.len()
+    }
+
+    /// Those that were not closed.
+    pub fn open_ones(&self) -> impl Iterator<Item = ModuleId> + '_ {
+        let all = (0..self.all.len()).map(|at| ModuleId(at as u32));
+        all.filter(|id| !self.is_closed(*id))
+    }
+
+    /// How many there have been so far.
+    pub fn added(&self) -> u32 {
+        self.added
     }
 
     pub fn is_empty(&self) -> bool {
@@ -503,6 +529,13 @@ impl Modules {
         self.by_mapping.retain(|_, id| !ids.contains(id));
     }
 
+    /// Uses the numbers of closed files again: nothing knows them any more. Also drops the root directories of what is closed.
+    pub fn reuse_closed(&mut self) {
+        let all = (0..self.all.len()).map(|at| ModuleId(at as u32));
+        self.free = all.filter(|id| self.is_closed(*id)).collect();
+        self.roots.retain(|_, directory| Arc::strong_count(directory) > 1);
+    }
+
     /// Whether a file was closed by [`Modules::close`].
     pub fn is_closed(&self, id: ModuleId) -> bool {
         Arc::ptr_eq(self.get(id), &self.closed)
@@ -518,7 +551,16 @@ impl Modules {
     }
 
     fn add(&mut self, module: Module) -> ModuleId {
-        self.all.push(Arc::new(module));
+        self.added = self.added.wrapping_add(1);
+        let module = Arc::new(Module {
+            number: NUMBERS.fetch_add(1, Relaxed),
+            ..module
+        });
+        if let Some(id) = self.free.pop() {
+            self.all[id.0 as usize] = module;
+            return id;
+        }
+        self.all.push(module);
         ModuleId(self.all.len() as u32 - 1)
     }
 }

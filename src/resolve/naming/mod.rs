@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::sys;
 
@@ -38,6 +38,14 @@ const MAX_OPENED: usize = 100_000;
 const CHECK_INTERVAL: Duration = Duration::from_millis(20);
 /// After so many files that reached a limit, the rest has a tenth of the time each.
 const MAX_FAILED: usize = 3;
+
+/// Files, bytes of memory and CPU time, ns, from which on the process is not kept for another period: half of what it may use in
+/// all of its life.
+const MAX_FILES: usize = 1024;
+const MAX_IDLE_MEMORY: u64 = 192 << 20;
+const MAX_CPU: u64 = 1_800_000_000_000;
+/// Files that are not read again, at most.
+const MAX_FAILED_FILES: usize = 4096;
 
 /// What reading the names of one file may take.
 #[derive(Clone, Copy, Debug)]
@@ -98,6 +106,10 @@ struct Running {
     socket: UnixStream,
     /// It has given up its privileges.
     is_ready: bool,
+    /// That it was asked for.
+    files: FxHashSet<u32>,
+    /// CPU time, ns.
+    cpu: u64,
 }
 
 impl Default for NamingProcess {
@@ -133,6 +145,22 @@ impl NamingProcess {
     /// Ends the process. It is started again when it is needed.
     pub fn stop(&mut self) {
         self.running = None;
+    }
+
+    /// Begins another period of a recording of months: processes have other numbers, and the process is ended if it has read many
+    /// files or used much memory. It keeps each file that it has read, and is started again for the next one.
+    pub fn begin_period(&mut self) {
+        self.failed.retain(|(format, _), _| *format != FileFormat::PerfMap);
+        if self.failed.len() > MAX_FAILED_FILES {
+            self.failed.clear();
+        }
+        let is_large = |running: &Running| {
+            let memory = sys::procfs::resident(running.child.id()).unwrap_or(0);
+            running.files.len() > MAX_FILES || memory > MAX_IDLE_MEMORY || running.cpu > MAX_CPU
+        };
+        if self.running.as_ref().is_some_and(is_large) {
+            self.stop();
+        }
     }
 
     /// Starts the process, so that it is ready when it is needed.
@@ -175,7 +203,10 @@ impl NamingProcess {
         };
         let mut turn = Turn::new(&mut running, limits);
         let result = turn.name(request, addresses);
-        self.cpu += turn.cpu_time();
+        let cpu = turn.cpu_time();
+        self.cpu += cpu;
+        running.cpu += cpu;
+        running.files.insert(request.id);
         match result {
             Ok(names) => {
                 self.running = Some(running);
@@ -207,6 +238,8 @@ impl NamingProcess {
             child,
             socket,
             is_ready: false,
+            files: FxHashSet::default(),
+            cpu: 0,
         })
     }
 }
