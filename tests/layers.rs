@@ -423,6 +423,7 @@ const STAGES: &[&str] = &[
     "session/inspection.rs",
     "session/mod.rs",
     "session/pump.rs",
+    "session/long_term.rs",
     "session/recording.rs",
     "session/replay.rs",
     "session/sample.rs",

@@ -6,7 +6,7 @@ use crate::event::{Pid, Tid};
 mod tree;
 mod waits;
 
-pub use tree::{FramePath, RawNode, RawTimelineSample, RawTree};
+pub use tree::{FramePath, RawNode, RawTimelineSample, RawTree, TreeShare};
 pub use waits::{RawWaits, RawWaker};
 
 /// A callback that kept its event loop for long, or a step of a task, before its stack is named.

@@ -18,6 +18,8 @@ const MAX_NODES: usize = 1 << 20;
 /// Maximum bytes of Python names, as written, of all nodes: each node is written with its names, several times. Enough
 /// for about 250,000 Python nodes with usual names.
 const MAX_NAMES: usize = 24 << 20;
+/// Part of the nodes and names that one process of a host may add.
+const SHARE: usize = 4;
 
 /// The last stack of a thread and the nodes of its frames.
 #[derive(Debug, Default)]
@@ -49,6 +51,13 @@ pub struct RawTimelineSample {
     pub time_spent: u64,
     /// Number of the set of its labels; 0: it has none.
     pub labels: u32,
+}
+
+/// What one of many processes has added to a tree, of which each has a part only.
+#[derive(Debug, Default)]
+pub struct TreeShare {
+    nodes: usize,
+    names: usize,
 }
 
 /// A tree of frames with a count in each node. Node 0 is the root and has no frame.
@@ -124,6 +133,29 @@ impl RawTree {
         }
         self.nodes[node as usize].2 += u64::from(count);
         (node, is_complete)
+    }
+
+    /// The same for a process of which nodes are counted in `share`, and which may add a quarter of all.
+    pub fn add_shared(
+        &mut self,
+        share: &mut TreeShare,
+        last: &mut FramePath,
+        frames: &[RawFrame],
+        count: u32,
+        name: &dyn Fn(&RawFrame) -> usize,
+    ) -> (RawNode, bool) {
+        let (nodes, names, most) = (self.nodes.len(), self.names, self.most);
+        let room = if share.names < MAX_NAMES / SHARE {
+            (most / SHARE).saturating_sub(share.nodes)
+        } else {
+            0
+        };
+        self.most = most.min(nodes + room);
+        let added = self.add_incremental(last, frames, count, name);
+        self.most = most;
+        share.nodes += self.nodes.len() - nodes;
+        share.names += names - self.names;
+        added
     }
 
     /// Counts the stack that ends at a node `count` times more.
@@ -227,6 +259,21 @@ mod tests {
         assert!(t.nodes().len() <= 8 + 8 / 8 + 1);
         assert_eq!(t.nodes().iter().map(|n| n.2).sum::<u64>(), 300, "nothing is left out");
         assert_eq!(truncated, 300 - 3 * 2, "two stacks and a half fit");
+    }
+
+    #[test]
+    fn one_process_of_many_fills_a_quarter() {
+        let mut t = RawTree::bounded(4000);
+        let (mut one, mut other) = (TreeShare::default(), TreeShare::default());
+        let add = |t: &mut RawTree, share: &mut TreeShare, frame: u64| {
+            t.add_shared(share, &mut FramePath::default(), &[k(frame)], 1, &|_| 1)
+        };
+        let complete = (0..3000).filter(|frame| add(&mut t, &mut one, *frame).1).count();
+        assert_eq!(complete, 1000);
+        assert!(add(&mut t, &mut one, 999).1, "what is known has room");
+        let complete = (5000..5900).filter(|frame| add(&mut t, &mut other, *frame).1).count();
+        assert_eq!(complete, 900);
+        assert_eq!(t.nodes().iter().map(|n| n.2).sum::<u64>(), 3901, "nothing is left out");
     }
 
     #[test]

@@ -18,6 +18,10 @@ pub struct HostMetrics {
     pub processes_opened: u64,
     /// Those of them that could not be opened, by reason.
     pub processes_refused: BTreeMap<String, u64>,
+    /// What was dropped because it had not been used for long, or a table was nearly full, by kind: it is read again when needed.
+    pub dropped: BTreeMap<String, u64>,
+    /// Entries of the recorder's tables at the end of the last segment, by kind.
+    pub table_entries: BTreeMap<String, u64>,
     /// CPU time used so far, in seconds, by part: `sampler`, `naming`, `network`, `bpf`.
     pub cpu_seconds: BTreeMap<String, f64>,
     /// Memory in use now, in bytes, by part.
@@ -77,6 +81,10 @@ impl HostMetrics {
             "reason",
             &self.processes_refused,
         );
+        let dropped = "What was dropped because it had not been used for long, or its table was nearly full.";
+        by(&mut out, "dropped_total", "counter", dropped, "kind", &self.dropped);
+        let entries = "Entries of the tables of the profiler, at the end of a segment.";
+        by(&mut out, "table_entries", "gauge", entries, "kind", &self.table_entries);
         by(
             &mut out,
             "cpu_seconds_total",

@@ -210,6 +210,12 @@ impl<'a> HostRecorder<'a> {
         let seen = segment.processes.len() as u64;
         metrics.processes_seen += seen;
         metrics.processes_opened += seen.saturating_sub(refused);
+        for (kind, number) in &segment.end.dropped {
+            *metrics.dropped.entry((*kind).into()).or_default() += number;
+        }
+        for (kind, number) in &segment.end.kept {
+            metrics.table_entries.insert((*kind).into(), *number);
+        }
         for (reason, processes) in &segment.refused {
             *metrics.processes_refused.entry((*reason).into()).or_default() += processes;
         }

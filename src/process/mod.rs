@@ -195,8 +195,12 @@ impl AddressSpace {
         path: &[u8],
         modules: &mut Modules,
     ) -> Option<(ModuleId, bool)> {
-        let is_file = path == b"[vdso]" || is_file_path(path);
-        is_file.then(|| modules.open(system, self.pid, start, end, path, self.root.as_deref()))
+        let is_file = is_file_path(path);
+        let refused = is_file.then(|| modules.refused(self.files.len(), path)).flatten();
+        if refused.is_some() {
+            return refused;
+        }
+        (is_file || path == b"[vdso]").then(|| modules.open(system, self.pid, start, end, path, self.root.as_deref()))
     }
 
     #[allow(clippy::too_many_arguments)] // as `map`

@@ -44,7 +44,7 @@ impl Activities {
             tasks: Tasks::new(options.tasks),
             awaits: Awaits::new(options.await_period(), now),
             lags: Lags::new(options.lag),
-            spans: Spans::new(options.spans, options.thread_context),
+            spans: Spans::new(options),
             states: States::new(options.gil_only),
             wakers: Wakers::default(),
             workers: Workers::new(options.workers),

@@ -60,14 +60,14 @@ const UNUSED_SEARCHES: u32 = 60;
 impl Files {
     /// `is_of_host`: of many processes, of which each has a part of what is bounded.
     pub(super) fn new(system: Rc<dyn System>, is_of_host: bool) -> Files {
-        let codes = if is_of_host {
-            CodeTable::of_many_processes()
+        let (codes, modules) = if is_of_host {
+            (CodeTable::of_many_processes(), Modules::of_many_processes())
         } else {
-            CodeTable::default()
+            (CodeTable::default(), Modules::default())
         };
         Files {
             system,
-            modules: Modules::default(),
+            modules,
             info: FxHashMap::default(),
             unwinder: Unwinder::default(),
             codes,

@@ -9,6 +9,18 @@ use crate::error::ErrorKind;
 use crate::event::{Pid, Sample};
 use crate::interleave::StackQuality;
 
+/// Why a process is not known to the backend: that has no room for it.
+pub(super) const NO_ROOM: &str = "no_room";
+
+/// Why a process could not be opened.
+pub(super) fn reason(error: ErrorKind) -> &'static str {
+    match error {
+        ErrorKind::NoSuchProcess => "exited",
+        ErrorKind::NotPermitted => "not_permitted",
+        _ => "unreadable",
+    }
+}
+
 /// A process that has samples in a segment.
 #[derive(Clone, Debug, Default)]
 pub struct ProcessInstance {
@@ -38,13 +50,8 @@ pub struct Instances {
 
 impl Instances {
     /// Counts a process that could not be opened, once.
-    pub(super) fn refuse(&mut self, pid: Pid, reason: ErrorKind) {
+    pub(super) fn refuse(&mut self, pid: Pid, reason: &'static str) {
         if self.refused_pids.insert(pid) {
-            let reason = match reason {
-                ErrorKind::NoSuchProcess => "exited",
-                ErrorKind::NotPermitted => "not_permitted",
-                _ => "unreadable",
-            };
             *self.refused.entry(reason).or_default() += 1;
         }
     }

@@ -64,6 +64,7 @@ mod workers;
 use activities::Activities;
 use files::Files;
 pub use inspection::Inspection;
+use instances::NO_ROOM;
 pub use instances::ProcessInstance;
 pub use long_term::SegmentEnd;
 use names::Names;
@@ -200,7 +201,7 @@ impl Session {
             programs: Programs::default(),
             names: Names::default(),
             stacks: StackBuilder::new(&options),
-            segment: Segment::default(),
+            segment: Segment::new(options.host),
             naming: Naming::default(),
             period: 0,
             options,
@@ -474,7 +475,11 @@ impl Session {
         let Some(layout) = self.read_layout(pid) else {
             return Ok(());
         };
-        update(pid, Some(&layout))?;
+        match update(pid, Some(&layout)) {
+            // It is sampled all the same, without its Python functions.
+            Err(_) if self.options.host => self.segment.instances.refuse(pid, NO_ROOM),
+            result => result?,
+        }
         if let Some(known) = self.processes.get_mut(pid) {
             known.process.locks.take_changed();
             known.activities.workers.inherited_known(self.files.system.now());

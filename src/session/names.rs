@@ -104,8 +104,8 @@ impl Names {
         }
     }
 
-    /// Keeps the names of threads that have samples: others get them with their next one. A name in Python is read again only after
-    /// a while, so those of all threads are kept, up to a limit.
+    /// Keeps the names of threads that have samples: others get them with their next one. A name in Python is read again
+    /// only after a while, so those of all threads are kept, up to a limit.
     pub(super) fn retain_sampled(&mut self) {
         let Names {
             threads,

@@ -25,8 +25,8 @@ const MAX_EXITED: usize = 4096;
 pub(super) struct KnownProcess {
     pub(super) process: Process,
     pub(super) activities: ProcessActivities,
-    /// The period of a recording of a host in which it last had a sample.
-    pub(super) last_used: u32,
+    /// The segment of a recording of a host, by number, in which it last had a sample, or which was the first to end.
+    pub(super) last_used: Option<u32>,
     /// Its first thread has exited while others still run.
     is_leaderless: bool,
     /// All threads have exited.
@@ -38,7 +38,7 @@ impl KnownProcess {
         KnownProcess {
             process,
             activities: ProcessActivities::default(),
-            last_used: 0,
+            last_used: None,
             is_leaderless: false,
             has_exited: false,
         }

@@ -5,6 +5,7 @@ use std::ops::Range;
 use std::rc::Rc;
 use std::time::{Duration, Instant, SystemTime};
 
+use super::long_term;
 use super::pump::{EventPump, update_backend};
 use super::{GilCounts, Naming, ProcessInstance, QualityCounts, SegmentEnd, Session, SessionOptions, TaskCounts};
 use crate::capture::{Backend, SampleCounts};
@@ -293,7 +294,7 @@ impl Recording {
         let session = &mut self.session;
         let profile = credentials::with_only(Caps::NONE, || session.resolve_new(began.time, meta));
         let instances = std::mem::take(&mut session.segment.instances);
-        let end = session.close_long_segment();
+        let end = long_term::close(session);
         for pid in &end.gone {
             self.backend.remove_process(*pid);
         }

@@ -3,6 +3,7 @@
 
 use super::activities::Activities;
 use super::files::Files;
+use super::instances;
 use super::process::Process;
 use super::process_tasks::Runs;
 use super::processes::KnownProcess;
@@ -150,7 +151,7 @@ impl Session {
         let mappings = host.new.as_ref().map_or(&[][..], |new| &new.mappings);
         if mappings.is_empty() {
             let kind = opened.err().map_or(ErrorKind::NoSuchProcess, |e| e.kind);
-            self.segment.instances.refuse(pid, kind);
+            self.segment.instances.refuse(pid, instances::reason(kind));
             return;
         }
         self.add_without_mappings(pid, None, None);

@@ -8,9 +8,9 @@ use rustc_hash::FxHashMap;
 use super::instances::Instances;
 use crate::capture::SampleCounts;
 use crate::counts::RawLag;
-use crate::counts::{FramePath, RawNode, RawTimelineSample, RawTree};
+use crate::counts::{FramePath, RawNode, RawTimelineSample, RawTree, TreeShare};
 use crate::counts::{RawWaits, RawWaker};
-use crate::event::Tid;
+use crate::event::{Pid, Tid};
 use crate::frame::RawFrame;
 use crate::interleave::StackQuality;
 use crate::profile::labels::LabelSets;
@@ -156,9 +156,19 @@ pub struct Segment {
     pub quality: QualityCounts,
     /// Of a whole host's samples.
     pub(super) instances: Instances,
+    /// Of a whole host: what each process has of the tree.
+    shares: Option<FxHashMap<Pid, TreeShare>>,
 }
 
 impl Segment {
+    /// `is_of_host`: of many processes, each of which has a part of the tree.
+    pub(super) fn new(is_of_host: bool) -> Segment {
+        Segment {
+            shares: is_of_host.then(FxHashMap::default),
+            ..Segment::default()
+        }
+    }
+
     /// Counts a sample whose stack is `frames`, outermost first; `sample.node` is set. `name_bytes`: bytes of a frame's names.
     /// `interval`: where off-CPU time is sampled.
     pub(super) fn add(
@@ -170,7 +180,13 @@ impl Segment {
         quality: StackQuality,
         name_bytes: &dyn Fn(&RawFrame) -> usize,
     ) {
-        let (node, is_complete) = self.tree.add_incremental(path, frames, sample.count, name_bytes);
+        let (node, is_complete) = match &mut self.shares {
+            Some(shares) => {
+                let share = shares.entry(sample.pid).or_default();
+                self.tree.add_shared(share, path, frames, sample.count, name_bytes)
+            }
+            None => self.tree.add_incremental(path, frames, sample.count, name_bytes),
+        };
         let quality = if is_complete {
             quality
         } else {
@@ -204,7 +220,7 @@ impl Segment {
     pub(super) fn close(&mut self) -> Segment {
         let next = Segment {
             tree: self.tree.successor(),
-            ..Segment::default()
+            ..Segment::new(self.shares.is_some())
         };
         std::mem::replace(self, next)
     }

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use rustc_hash::FxHashMap;
 
+use super::SessionOptions;
 use super::files::Files;
 use super::process::Process;
 use crate::cpython::{DEFAULT_DESCRIPTOR, spans};
@@ -25,6 +26,8 @@ const KEYS_AGE: u64 = 100_000_000;
 /// Maximum number of different sets of labels, and of the total length of sets and records in bytes.
 const MAX_SETS: usize = 1 << 16;
 const MAX_BYTES: usize = 16 << 20;
+/// Part of both that one process of a host may have.
+const SHARE: usize = 4;
 /// Name of the span of samples for whose labels there is no room.
 const OTHER: &str = "(other)";
 
@@ -35,6 +38,8 @@ pub(super) struct Spans {
     is_enabled: bool,
     /// Also by the OpenTelemetry context that threads publish.
     reads_context: bool,
+    /// Processes are those of a whole host: each has a part of what is bounded.
+    is_of_host: bool,
     /// How files refer to the OpenTelemetry context of threads, if they define it.
     contexts: FxHashMap<ModuleId, Option<VariableAccess>>,
     /// By records of the package alone. Records come from the target: a hasher that resists collision attacks.
@@ -65,6 +70,8 @@ pub(super) struct ProcessSpans {
     /// By records that hold numbers of these names, in `segment`.
     of_records: HashMap<SpanRecords, LabelSetId>,
     segment: u32,
+    /// Sets and records that it has added in `segment`, and their bytes.
+    added: (usize, usize),
     next: u64,
     attempts: u64,
 }
@@ -86,10 +93,11 @@ impl ProcessSpans {
 }
 
 impl Spans {
-    pub(super) fn new(is_enabled: bool, reads_context: bool) -> Spans {
+    pub(super) fn new(options: &SessionOptions) -> Spans {
         Spans {
-            is_enabled,
-            reads_context,
+            is_enabled: options.spans,
+            reads_context: options.thread_context,
+            is_of_host: options.host,
             ..Spans::default()
         }
     }
@@ -136,7 +144,7 @@ impl Spans {
         }
         if own.segment != self.segment {
             own.of_records.clear();
-            own.segment = self.segment;
+            (own.segment, own.added) = (self.segment, (0, 0));
         }
         let has_context = !records.context.is_empty();
         let known = if has_context { &own.of_records } else { &self.of_records };
@@ -144,9 +152,11 @@ impl Spans {
             return *id;
         }
         let size = records.package.len() + records.context.len();
-        if self.count >= MAX_SETS || self.bytes + size > MAX_BYTES {
+        let has_share = !self.is_of_host || own.added.0 < MAX_SETS / SHARE && own.added.1 + size <= MAX_BYTES / SHARE;
+        if self.count >= MAX_SETS || self.bytes + size > MAX_BYTES || !has_share {
             return other_set(sets);
         }
+        let before = (self.count + sets.all.len(), self.bytes);
         let mut labels = spans::labels(&records.package);
         let mut has_all = true;
         if has_context {
@@ -171,6 +181,8 @@ impl Spans {
             };
             known.insert(records.clone(), id);
         }
+        own.added.0 += (self.count + sets.all.len() - before.0).div_ceil(2);
+        own.added.1 += self.bytes - before.1;
         id
     }
 
@@ -284,6 +296,24 @@ mod tests {
             package: Vec::new(),
             context,
         }
+    }
+
+    #[test]
+    fn one_process_of_many_has_a_part_of_the_labels() {
+        let mut known = Known::default();
+        known.spans.is_of_host = true;
+        let name = |known: &mut Known, value: u64| {
+            let mut records = SpanRecords::default();
+            spans::write_label(spans::NAME, &value.to_string(), &mut records.package);
+            known.set(&records, 0, &|| None)
+        };
+        for value in 0..MAX_SETS as u64 {
+            name(&mut known, value);
+        }
+        assert!(known.sets.all.len() <= MAX_SETS / SHARE + 2);
+        known.own = ProcessSpans::default();
+        let (before, of_other) = (known.sets.all.len(), name(&mut known, u64::MAX));
+        assert_eq!(of_other as usize, before, "others have room");
     }
 
     #[test]

@@ -323,7 +323,7 @@ fn what_a_host_has_run_is_forgotten() {
                 _ => {}
             }
         }
-        let end = session.close_long_segment();
+        let end = long_term::close(&mut session);
         gone += end.gone.len();
         for (kind, size) in end.kept {
             let known = most.entry(kind).or_default();

@@ -336,7 +336,12 @@ pub struct Modules {
     /// Number of open files, and the maximum.
     open: usize,
     max_open: usize,
+    /// Files that one process may have.
+    max_of_one: usize,
 }
+
+/// Part of the open files that one process of a host may have.
+const SHARE: usize = 4;
 
 impl Default for Modules {
     fn default() -> Modules {
@@ -353,6 +358,7 @@ impl Default for Modules {
             open: 0,
             // The rest is for events, rings, root directories, perf maps and output files.
             max_open: sys::files::file_limit() / 2,
+            max_of_one: usize::MAX,
         }
     }
 }
@@ -364,6 +370,29 @@ static NUMBERS: AtomicU32 = AtomicU32::new(0);
 const MAX_AHEAD: usize = 4096;
 
 impl Modules {
+    /// Files of many processes, of which each may have a part of those that are open.
+    pub fn of_many_processes() -> Modules {
+        let all = Modules::default();
+        Modules {
+            max_of_one: (all.max_open / SHARE).max(1),
+            ..all
+        }
+    }
+
+    /// Stands for a file of a process that has mapped `files` already, if it may have no more.
+    pub fn refused(&mut self, files: usize, path: &[u8]) -> Option<(ModuleId, bool)> {
+        if files < self.max_of_one {
+            return None;
+        }
+        if let Some(id) = self.by_name.get(path) {
+            return Some((*id, false));
+        }
+        let why = format!("the limit of {} files of one process is reached", self.max_of_one);
+        let id = self.add(Module::missing(path.to_vec(), Some(why)));
+        self.by_name.insert(path.to_vec(), id);
+        Some((id, true))
+    }
+
     /// The file system of a process as it sees it; `None` if that is not available.
     pub fn root(&mut self, system: &dyn System, pid: Pid) -> Option<Arc<Root>> {
         let mut root = system.root(pid).filter(|root| !root.is_ours)?;

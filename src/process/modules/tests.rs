@@ -30,6 +30,18 @@ fn the_limit_of_open_files_is_kept() {
 }
 
 #[test]
+fn one_process_of_many_has_a_part_of_the_files() {
+    let mut modules = Modules::of_many_processes();
+    let most = modules.max_of_one;
+    assert!(most < modules.max_open && modules.refused(most - 1, b"/a").is_none());
+    let (id, is_new) = modules.refused(most, b"/a").expect("it has its part");
+    let module = modules.get(id);
+    assert!(is_new && module.is_file && module.refused.is_some());
+    assert_eq!(modules.refused(most, b"/a"), Some((id, false)));
+    assert_eq!(Modules::default().refused(most, b"/a"), None);
+}
+
+#[test]
 fn files_of_mappings_are_known_without_opening_them_again() {
     let text = std::fs::read("/proc/self/maps").expect("readable");
     let program = crate::process::maps::parse(&text).remove(0);
