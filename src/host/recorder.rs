@@ -1,6 +1,7 @@
 //! The loop of a recording of a host: samples, segments, the budget.
 
 use std::fmt::Display;
+use std::fs::File;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
@@ -23,6 +24,10 @@ use crate::sys::procfs;
 const MAX_TURN: Duration = Duration::from_millis(500);
 /// Time allowed for samples that are still waiting when the recording ends.
 const DRAIN_TIME: Duration = Duration::from_secs(2);
+
+/// Descriptors that are kept for the end of a segment, when names are read and files written: what is read of processes may
+/// use all others.
+const SPARE: usize = 8;
 
 /// How a host is recorded.
 pub struct HostOptions {
@@ -64,6 +69,8 @@ pub struct HostRecorder<'a> {
     /// When it was made: the duration and the first segment begin with it.
     began: Instant,
     metrics: HostMetrics,
+    /// Closed while a segment ends.
+    spare: Vec<File>,
 }
 
 impl<'a> HostRecorder<'a> {
@@ -85,6 +92,7 @@ impl<'a> HostRecorder<'a> {
             cpu: 0.0,
             began: Instant::now(),
             metrics: HostMetrics::default(),
+            spare: spare_files(),
             options,
         }
     }
@@ -140,6 +148,7 @@ impl<'a> HostRecorder<'a> {
     }
 
     fn end_segment(&mut self, network: Option<Pid>) {
+        self.spare.clear();
         let elapsed = self.recording.elapsed();
         let segment = self.recording.take_host_segment();
         let resources = std::mem::take(&mut self.resources);
@@ -192,6 +201,7 @@ impl<'a> HostRecorder<'a> {
         self.keep_budget(used);
         self.keep_memory(network);
         self.write_metrics();
+        self.spare = spare_files();
     }
 
     /// Adds a segment to the metrics.
@@ -300,6 +310,10 @@ impl<'a> HostRecorder<'a> {
                 .error("service_manager_not_reached", &e.to_string(), &[]);
         }
     }
+}
+
+fn spare_files() -> Vec<File> {
+    (0..SPARE).map_while(|_| File::open("/dev/null").ok()).collect()
 }
 
 /// The message of a segment. `labels` are those of its processes.

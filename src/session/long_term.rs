@@ -150,6 +150,7 @@ fn table_sizes(session: &Session) -> BTreeMap<&'static str, u64> {
         ("processes", session.processes.iter().count()),
         ("files", files.modules.open_ones().count()),
         ("file_numbers", files.modules.len()),
+        ("files_not_opened", files.modules.refusals()),
         ("code_objects", codes),
         ("code_addresses", addresses),
         ("jit_objects", files.jit.len()),

@@ -3,7 +3,7 @@
 #![allow(unsafe_code)]
 
 use std::ffi::CString;
-use std::fs::File;
+use std::fs::{self, File};
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -67,6 +67,12 @@ pub fn file_limit() -> usize {
     } else {
         64
     }
+}
+
+/// How many more descriptors this process may open.
+pub fn free_descriptors() -> usize {
+    let open = fs::read_dir("/proc/self/fd").map_or(0, Iterator::count);
+    file_limit().saturating_sub(open)
 }
 
 /// Whether half of the descriptors that this process may have open are in use, by the number of the one opened last.

@@ -340,6 +340,8 @@ pub struct Modules {
     max_of_one: usize,
 }
 
+/// Descriptors that are left for other things where few may be open.
+const RESERVED: usize = 24;
 /// Part of the open files that one process of a host may have.
 const SHARE: usize = 4;
 
@@ -357,7 +359,7 @@ impl Default for Modules {
             ahead: FxHashMap::default(),
             open: 0,
             // The rest is for events, rings, root directories, perf maps and output files.
-            max_open: sys::files::file_limit() / 2,
+            max_open: (sys::files::file_limit() / 2).min(sys::files::free_descriptors().saturating_sub(RESERVED)),
             max_of_one: usize::MAX,
         }
     }
@@ -413,6 +415,11 @@ impl Modules {
     pub fn open_ones(&self) -> impl Iterator<Item = ModuleId> + '_ {
         let all = (0..self.all.len()).map(|at| ModuleId(at as u32));
         all.filter(|id| !self.is_closed(*id))
+    }
+
+    /// How many of them were not opened, because of a limit.
+    pub fn refusals(&self) -> usize {
+        self.open_ones().filter(|id| self.get(*id).refused.is_some()).count()
     }
 
     /// How many there have been so far.
