@@ -342,3 +342,56 @@ fn wrong_words_are_explained() {
         assert!(!done.status.success() && said.contains(expected), "{words:?}: {said}");
     }
 }
+
+/// Peak memory use of a process so far, KB.
+fn peak(pid: u32) -> u64 {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).expect("it runs");
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+    let number = line.and_then(|line| line.trim().strip_suffix(" kB")?.parse().ok());
+    number.expect("its peak memory")
+}
+
+/// A target with false data, and one that maps files, starts threads and forks without end, where few files may be open: what they
+/// cost is bounded, and the recording goes on.
+#[test]
+fn hostile_processes_do_not_end_a_recording() {
+    let _live = live();
+    let scratch = Scratch::new();
+    let (directory, files) = (scratch.path("history"), scratch.path("files"));
+    fs::create_dir(&files).expect("a directory");
+    let mut script = newest_python().script("hostile_host.py");
+    let (mut hostile, mut forged) = (
+        Program::start({
+            script.arg(&files);
+            script
+        }),
+        Program::start(common::programs::malicious_target()),
+    );
+    let pids = [hostile.pid(), forged.pid()].map(|pid| pid.to_string());
+    let mut command = Command::new("sh");
+    command.args(["-c", "ulimit -n 150; exec \"$0\" host --segment 1s -r 200 \"$@\""]);
+    command.arg(nativeprof(&[]).get_program()).arg("--dir").arg(&directory);
+    command.args(["--pid", &pids[0], "--pid", &pids[1]]);
+    let mut running = Running::start_until(command, "event=started");
+    hostile.send("begin");
+    hostile.wait_for("DONE");
+    running.read_until("event=files_not_opened");
+    running.read_until("event=segment file=0");
+    let most = peak(running.child.id());
+    let log = stop(running);
+    hostile.finish();
+    forged.finish();
+    assert!(most < 256 << 10, "{most} KB");
+    assert!(!log.contains("segment_lost") && !log.contains("panicked"), "{log}");
+    let quality = exported(&scratch, &directory, &[]).profile.meta.quality;
+    let sum = quality.exact + quality.repaired + quality.partial;
+    assert!(quality.taken > 20 && sum == quality.taken, "{quality:?}\n{log}");
+    let metrics = fs::read_to_string(directory.join("metrics.prom")).expect("metrics");
+    let entries = |kind: &str| -> u64 {
+        let name = format!("nativeprof_table_entries{{kind=\"{kind}\"}} ");
+        let value = metrics.lines().find_map(|line| line.strip_prefix(&name)?.parse().ok());
+        value.unwrap_or_else(|| panic!("no {name} in {metrics}"))
+    };
+    assert!(entries("processes") < 40 && entries("threads") < 500, "{metrics}");
+    assert!(entries("files_not_opened") > 150, "{metrics}");
+}

@@ -16,7 +16,7 @@ use crate::error::{Error, Result};
 use crate::event::Pid;
 use crate::export::otlp::{SegmentInfo, SegmentProcess, encode_segment};
 use crate::history::Writer;
-use crate::session::{HostSegment, ProcessInstance, Recording};
+use crate::session::{HostSegment, ProcessInstance, Recording, SegmentEnd};
 use crate::sys;
 use crate::sys::procfs;
 
@@ -157,6 +157,7 @@ impl<'a> HostRecorder<'a> {
         let start = segment.start;
         let processes = segment.processes.len();
         self.count(&segment);
+        self.report_limits(&segment.end);
         let written = if samples == 0 && lost == 0 {
             Ok(None)
         } else {
@@ -228,6 +229,16 @@ impl<'a> HostRecorder<'a> {
         }
         for (reason, processes) in &segment.refused {
             *metrics.processes_refused.entry((*reason).into()).or_default() += processes;
+        }
+    }
+
+    /// Says that files of processes could not be opened, whose functions have no names.
+    fn report_limits(&self, end: &SegmentEnd) {
+        let files = end.kept.get("files_not_opened").copied().unwrap_or(0);
+        if files > 0 {
+            let hint = "a larger limit of open files: `ulimit -n`, or LimitNOFILE= of the unit";
+            let fields: [(_, &dyn Display); 2] = [("files", &files), ("try", &hint)];
+            self.surroundings.log.error("files_not_opened", "open files", &fields);
         }
     }
 
