@@ -237,7 +237,7 @@ pub struct Sample {
 pub struct HostSample {
     /// Number of its cgroup in the hierarchy of version 2: the inode of its directory.
     pub cgroup: u64,
-    /// The thread's name, ended by a zero.
+    /// Name of the process, that of its first thread, ended by a zero. The thread's own where the kernel does not say more.
     pub comm: [u8; 16],
     /// Set where the backend knew nothing of the process.
     pub new: Option<NewProcess>,
@@ -286,7 +286,7 @@ impl Sample {
 }
 
 impl HostSample {
-    /// The thread's name.
+    /// Name of the process.
     pub fn name(&self) -> &[u8] {
         self.comm.split(|byte| *byte == 0).next().unwrap_or_default()
     }

@@ -30,7 +30,7 @@ pub struct ProcessInstance {
     pub started: Option<u64>,
     /// Number of its cgroup in the hierarchy of version 2, 0 if unknown.
     pub cgroup: u64,
-    /// The name of the thread that was sampled first.
+    /// Its name when its first sample was taken: that of its first thread.
     pub comm: String,
     /// Samples by quality of their stacks.
     pub quality: QualityCounts,

@@ -190,11 +190,14 @@ impl Session {
         Ok(is_other)
     }
 
-    /// Whether a thread of a whole host has executed another program since its sample was taken: that has other mappings.
+    /// Whether a process of a whole host has executed another program since its sample was taken: that has other mappings.
     fn has_changed_program(&self, s: &Sample) -> bool {
         let Some(host) = &s.host else { return false };
-        let name = self.files.system.thread_name(s.pid, s.tid);
-        name.is_some_and(|name| name != String::from_utf8_lossy(host.name()))
+        let then = String::from_utf8_lossy(host.name());
+        let mut now = [s.pid, s.tid]
+            .into_iter()
+            .filter_map(|tid| self.files.system.thread_name(s.pid, tid));
+        now.next().is_some_and(|name| name != then) && now.all(|name| name != then)
     }
 
     /// Finds the interpreter locks of a process that runs Python, where they are wanted. True if the backend is to be notified of

@@ -31,6 +31,9 @@ use crate::sys::perf::perf;
 
 const REPORT: &str = "use --backend ptrace, and please report this with the output of `nativeprof doctor`";
 
+/// Name of the thread that calibrates: as long as names of threads can be, so that all bytes of it are known.
+const CALIBRATOR: &str = "nativeprof-find";
+
 impl EbpfBackend {
     /// Loads the program and opens the sideband events; samples nothing yet.
     ///
@@ -87,6 +90,7 @@ impl EbpfBackend {
         // values.
         std::thread::scope(|s| {
             let calibrating = std::thread::Builder::new()
+                .name(CALIBRATOR.into())
                 .spawn_scoped(s, || calibrate(&calibrator, &mut known_pointer, &mut facts))
                 .map_err(|e| Error::not_started("cannot start the thread that calibrates eBPF", e))?;
             calibrating.join().unwrap_or_else(|_| {

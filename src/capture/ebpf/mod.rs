@@ -93,6 +93,8 @@ struct KernelFacts {
     wakers: u32,
     period: u64,
     min_blocked: u64,
+    leader: u32,
+    comm: u32,
 }
 
 // SAFETY: plain integers, no padding, any bit pattern is valid.

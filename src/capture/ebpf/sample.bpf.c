@@ -69,7 +69,7 @@ static __always_inline void snapshot(__u32 slot, char *area, struct cache *c, st
 	if (host_rules) {
 		h->flags |= HOST;
 		h->cgroup = bpf_get_current_cgroup_id();
-		bpf_get_current_comm(h->comm, sizeof(h->comm));
+		process_name(facts, h->comm);
 	}
 	s->urgent = 0;
 	s->copies = MAX_COPIES;
@@ -222,7 +222,7 @@ int sample(struct bpf_perf_event_data *ctx)
 	__u32 pid = id >> 32, zero = 0, slot;
 	struct layout *lay = bpf_map_lookup_elem(&PROCS, &pid);
 	int is_new = !lay;
-	struct kernel_facts *facts;
+	struct kernel_facts *facts = bpf_map_lookup_elem(&FACTS, &zero);
 	struct turn *turn;
 	struct cache *c;
 	struct head *h;
@@ -230,10 +230,9 @@ int sample(struct bpf_perf_event_data *ctx)
 	long n;
 
 	// Most ticks of a busy machine, and those of an idle CPU: nothing else is done in other processes.
-	if (is_new && !(host_rules && is_admitted(pid)))
+	if (is_new && !(host_rules && facts && is_admitted(facts, pid)))
 		return 0;
 	slot = bpf_get_smp_processor_id();
-	facts = bpf_map_lookup_elem(&FACTS, &zero);
 	turn = bpf_map_lookup_elem(&TURN, &zero);
 	area = scratch(slot);
 	c = cache(slot);

@@ -73,10 +73,10 @@ pub struct HostFilterArgs {
     /// Only processes of this container: its id, or the beginning of it
     #[arg(long, value_name = "ID")]
     pub container: Vec<String>,
-    /// Only processes that have a thread of this name
+    /// Only processes of this name, which their first threads have: the first 15 bytes count
     #[arg(long, value_name = "NAME")]
     pub comm: Vec<String>,
-    /// Only processes of this user: a name or a number
+    /// Only processes that this user runs, a name or a number: by the real user, who started a set-user-ID program
     #[arg(long, value_name = "USER")]
     pub user: Vec<String>,
     /// Only this process and its children

@@ -3,8 +3,8 @@
 // Finds fields of task_struct without knowing the kernel: run on a thread that knows what they hold. It lies in the
 // scratch area, as the state of the other loops.
 struct search {
-	__u64 fsbase, stack, ids, last;
-	__u32 i, pad;
+	__u64 fsbase, stack, ids, last, comm[2];
+	__u32 i, pid;
 };
 
 struct {
@@ -20,7 +20,7 @@ TURN(probe_word)
 	struct kernel_facts *facts = bpf_map_lookup_elem(&FACTS, &zero);
 	char *area = scratch(slot);
 	struct search *s;
-	__u64 v = 0;
+	__u64 v = 0, of_other = 0;
 
 	if (!area || !facts)
 		return 1;
@@ -35,6 +35,12 @@ TURN(probe_word)
 		facts->ids = 8 * i;
 	if (!facts->ids && i && (s->last >> 32 | v << 32) == s->ids)
 		facts->ids = 8 * i - 4;
+	if (!facts->comm && s->last == s->comm[0] && v == s->comm[1])
+		facts->comm = 8 * i - 8;
+	// The first task behind the ids that is the process's first thread: other processes have other ids.
+	if (!facts->leader && facts->ids && v >> 63 && !bpf_probe_read_kernel(&of_other, 8, (void *)(v + facts->ids)) &&
+	    of_other == ((__u64)s->pid << 32 | s->pid))
+		facts->leader = 8 * i;
 	s->last = v;
 	return 0;
 }
@@ -54,6 +60,8 @@ int calibrate(struct bpf_perf_event_data *ctx)
 	s->fsbase = *tp;
 	s->ids = bpf_get_current_pid_tgid(); // pid below tgid, as the task has them
 	s->stack = !EVENT_IN_USER_MODE(ctx) ? EVENT_SP(ctx) & ~(KERNEL_STACK - 1) : 0;
+	s->pid = s->ids >> 32;
+	bpf_get_current_comm(s->comm, sizeof(s->comm));
 	s->last = s->i = 0;
 	if (!facts->fsbase || (s->stack && !facts->stack))
 		LOOP(2048, probe_word, slot);

@@ -32,7 +32,20 @@ static __always_inline int has_rule(__u64 kind, __u64 value)
 	return bpf_map_lookup_elem(&RULES, &rule) != 0;
 }
 
-static __always_inline int is_admitted(__u32 pid)
+// Name of the process: that of its first thread.
+static __always_inline void process_name(struct kernel_facts *facts, void *name)
+{
+	__u64 leader = 0;
+
+	__builtin_memset(name, 0, 16);
+	if (facts->leader && facts->comm)
+		bpf_probe_read_kernel(&leader, 8, (void *)(bpf_get_current_task() + facts->leader));
+	// (Behind its end there may be the rest of an earlier one.)
+	if (!leader || bpf_probe_read_kernel_str(name, 16, (void *)(leader + facts->comm)) < 0)
+		bpf_get_current_comm(name, 16);
+}
+
+static __always_inline int is_admitted(struct kernel_facts *facts, __u32 pid)
 {
 	int level;
 
@@ -47,7 +60,7 @@ static __always_inline int is_admitted(__u32 pid)
 	if (HAS(RULE_COMM)) {
 		struct rule rule = { .kind = RULE_COMM };
 
-		bpf_get_current_comm(rule.value, sizeof(rule.value));
+		process_name(facts, rule.value);
 		if (bpf_map_lookup_elem(&RULES, &rule))
 			return 1;
 	}

@@ -170,7 +170,7 @@ struct head {
 	// OFF_CPU: the only descriptor that the thread polled or selected, 32 bits, and the events that it waited for, 16 bits, as in
 	// `struct pollfd`. 0: none, or several.
 	__u64 polled;
-	// Of whole hosts: the thread's cgroup (v2), and its name.
+	// Of whole hosts: the thread's cgroup (v2), and the name of its process.
 	__u64 cgroup;
 	char comm[16];
 	// NEW: the file of its program, 0: not known, and where its interpreter is taken to be, 0: it has none that is known.
@@ -333,6 +333,8 @@ struct kernel_facts {
 	__u32 wakers;             // take the stacks of all wakers, not only of those that release an interpreter lock
 	__u64 period;             // of off-CPU samples, ns
 	__u64 min_blocked;        // shorter blocked intervals are left out, ns
+	__u32 leader;             // task_struct -> group_leader, 0: unknown
+	__u32 comm;               // task_struct -> comm, 0: unknown
 };
 
 struct turn {
