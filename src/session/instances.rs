@@ -25,6 +25,8 @@ pub(super) fn reason(error: ErrorKind) -> &'static str {
 #[derive(Clone, Debug, Default)]
 pub struct ProcessInstance {
     pub pid: Pid,
+    /// Number of the run of its program: after it has executed another one, it is another process here. 0 if it could not be opened.
+    pub run: u64,
     /// Clock ticks from the start of the system to its own (proc(5), `stat`); `None` if it had exited when its first sample was
     /// handled. Tells it from others that had the same number.
     pub started: Option<u64>,
@@ -42,7 +44,7 @@ pub struct Instances {
     pub all: Vec<ProcessInstance>,
     /// By row of the timeline, index in `all`.
     pub of_sample: Vec<u32>,
-    current: FxHashMap<(Pid, Option<u64>), u32>,
+    current: FxHashMap<(Pid, u64), u32>,
     /// Processes that could not be opened, by the reason.
     pub refused: BTreeMap<&'static str, u64>,
     refused_pids: FxHashSet<Pid>,
@@ -57,12 +59,13 @@ impl Instances {
     }
 
     /// Takes note of a sample that was added as the last rows of a timeline, which has `rows` now.
-    pub(super) fn add(&mut self, s: &Sample, started: Option<u64>, quality: StackQuality, rows: usize) {
+    pub(super) fn add(&mut self, s: &Sample, run: u64, started: Option<u64>, quality: StackQuality, rows: usize) {
         let Some(host) = &s.host else { return };
         let all = &mut self.all;
-        let at = *self.current.entry((s.pid, started)).or_insert_with(|| {
+        let at = *self.current.entry((s.pid, run)).or_insert_with(|| {
             all.push(ProcessInstance {
                 pid: s.pid,
+                run,
                 started,
                 cgroup: host.cgroup,
                 comm: String::from_utf8_lossy(host.name()).into_owned(),

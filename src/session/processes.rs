@@ -27,6 +27,8 @@ pub(super) struct KnownProcess {
     pub(super) activities: ProcessActivities,
     /// The segment of a recording of a host, by number, in which it last had a sample, or which was the first to end.
     pub(super) last_used: Option<u32>,
+    /// As [`Processes::run`].
+    run: u64,
     /// Its first thread has exited while others still run.
     is_leaderless: bool,
     /// All threads have exited.
@@ -34,9 +36,10 @@ pub(super) struct KnownProcess {
 }
 
 impl KnownProcess {
-    fn new(process: Process) -> KnownProcess {
+    fn new(process: Process, run: u64) -> KnownProcess {
         KnownProcess {
             process,
+            run,
             activities: ProcessActivities::default(),
             last_used: None,
             is_leaderless: false,
@@ -56,6 +59,8 @@ struct EndedCode {
 #[derive(Default)]
 pub(super) struct Processes {
     known: FxHashMap<Pid, KnownProcess>,
+    /// Number of those that were added so far.
+    added: u64,
     /// Threads that exited recently.
     exited: FxHashSet<Tid>,
     /// Processes that exited last, the latest one at the end.
@@ -85,18 +90,25 @@ impl Processes {
         self.known.values()
     }
 
+    /// Number of the run of a program that is known by this process's number: another program of the process, or another process,
+    /// has another one. 0 if it is not open.
+    pub(super) fn run(&self, pid: Pid) -> u64 {
+        self.known.get(&pid).map_or(0, |known| known.run)
+    }
+
     /// Adds a process of which nothing is known by its number.
     pub(super) fn add(&mut self, process: Process) -> &mut KnownProcess {
         let pid = process.pid();
+        self.added += 1;
         self.known
             .entry(pid)
-            .insert_entry(KnownProcess::new(process))
+            .insert_entry(KnownProcess::new(process, self.added))
             .into_mut()
     }
 
     /// The process of a sample; if it is not known, one that has exited: without its mappings the stack is only addresses.
     pub(super) fn ensure(&mut self, pid: Pid) -> &mut KnownProcess {
-        let gone = || KnownProcess::new(Process::new(AddressSpace::exited(pid), None));
+        let gone = || KnownProcess::new(Process::new(AddressSpace::exited(pid), None), 0);
         self.known.entry(pid).or_insert_with(gone)
     }
 

@@ -80,7 +80,7 @@ impl Session {
         let Segment {
             instances, timeline, ..
         } = &mut self.segment;
-        instances.add(s, started, built.quality, timeline.len());
+        instances.add(s, self.processes.run(s.pid), started, built.quality, timeline.len());
         let (files, activities, segment) = (&self.files, &mut self.activities, &mut self.segment);
         let KnownProcess {
             process,
