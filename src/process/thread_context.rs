@@ -186,6 +186,19 @@ struct PublishedContext {
     attributes: Vec<KeyValue>,
 }
 
+/// The same message without what [`PublishedContext`] has: one is read although the other cannot be.
+#[derive(Clone, PartialEq, Message)]
+struct PublishedResource {
+    #[prost(message, optional, tag = "1")]
+    resource: Option<Resource>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct Resource {
+    #[prost(message, repeated, tag = "1")]
+    attributes: Vec<KeyValue>,
+}
+
 #[derive(Clone, PartialEq, Message)]
 struct KeyValue {
     #[prost(string, tag = "1")]
@@ -218,14 +231,26 @@ struct TextValue {
 /// Names of the attributes of records, by their numbers, as the process publishes them. `None`: it does not, or is just about
 /// to change them.
 pub fn keys(memory: &dyn Memory, maps: &[Mapping]) -> Option<Vec<String>> {
+    published(maps).find_map(|at| read_keys(&read_payload(memory, at)?))
+}
+
+/// Attributes of the resource that the process is, as it publishes them, those with texts; none if it does not.
+pub fn resource(memory: &dyn Memory, maps: &[Mapping]) -> Vec<(String, String)> {
+    let found = published(maps).find_map(|at| read_resource(&read_payload(memory, at)?));
+    found.unwrap_or_default()
+}
+
+/// Where a process may publish its context.
+fn published(maps: &[Mapping]) -> impl Iterator<Item = u64> {
     const NAMES: [&[u8]; 3] = [b"/memfd:OTEL_CTX", b"[anon_shmem:OTEL_CTX]", b"[anon:OTEL_CTX]"];
     let own = maps
         .iter()
         .filter(|m| NAMES.iter().any(|name| m.path.starts_with(name)));
-    own.take(4).find_map(|mapping| read_keys(memory, mapping.start))
+    own.take(4).map(|mapping| mapping.start)
 }
 
-fn read_keys(memory: &dyn Memory, at: u64) -> Option<Vec<String>> {
+/// The message, unless it is changed meanwhile.
+fn read_payload(memory: &dyn Memory, at: u64) -> Option<Vec<u8>> {
     // Signature, version, size of the payload, when it was published, the payload's address.
     let head = || {
         let mut head = [0; 32];
@@ -237,8 +262,17 @@ fn read_keys(memory: &dyn Memory, at: u64) -> Option<Vec<String>> {
     u64_at(&before, 16).filter(|published| *published != 0)?;
     let mut payload = vec![0; size as usize];
     memory.read(u64_at(&before, 24)?, &mut payload).then_some(())?;
-    (head()? == before).then_some(())?;
-    let context = PublishedContext::decode(&*payload).ok()?;
+    (head()? == before).then_some(payload)
+}
+
+fn read_resource(payload: &[u8]) -> Option<Vec<(String, String)>> {
+    let attributes = PublishedResource::decode(payload).ok()?.resource?.attributes;
+    let texts = attributes.into_iter().filter_map(|a| Some((a.key, a.value?.text)));
+    Some(texts.filter(|(_, text)| !text.is_empty()).collect())
+}
+
+fn read_keys(payload: &[u8]) -> Option<Vec<String>> {
+    let context = PublishedContext::decode(payload).ok()?;
     let value = |name: &str| context.attributes.iter().find(|a| a.key == name)?.value.as_ref();
     value("threadlocal.schema_version")?;
     let keys = value("threadlocal.attribute_key_map").and_then(|value| value.array.as_ref());
@@ -330,6 +364,7 @@ mod tests {
 
     #[test]
     fn names_of_attributes_are_read() {
+        let read_keys = |memory: &Bytes, at| read_keys(&read_payload(memory, at)?);
         let all = process_context(&["route", "user"]);
         assert_eq!(
             read_keys(&Bytes(0x1000, all.clone()), 0x1000),
@@ -342,6 +377,31 @@ mod tests {
             let mut wrong = all.clone();
             wrong[at] = value;
             assert_eq!(read_keys(&Bytes(0x1000, wrong), 0x1000), None, "{at}");
+        }
+    }
+
+    #[test]
+    fn attributes_of_the_resource_are_read() {
+        let text = |key: &str, text: &str| KeyValue {
+            key: key.into(),
+            value: Some(AnyValue {
+                text: text.into(),
+                array: None,
+            }),
+        };
+        let attributes = vec![text("service.name", "shop"), text("number", "")];
+        let resource = Some(Resource { attributes });
+        let mut payload = PublishedResource { resource }.encode_to_vec();
+        let expected = vec![("service.name".to_string(), "shop".to_string())];
+        assert_eq!(read_resource(&payload), Some(expected.clone()));
+        // What is no resource of this form has no names of attributes either, and the other way round.
+        assert_eq!(read_keys(&payload), None);
+        payload.extend(&process_context(&["route"])[32..]);
+        assert_eq!(read_resource(&payload), Some(expected));
+        assert_eq!(read_keys(&payload), Some(vec!["route".into()]));
+        assert_eq!(read_resource(b"\x0a\x04name"), None);
+        for len in 0..payload.len() {
+            let _ = (read_resource(&payload[..len]), read_keys(&payload[..len]));
         }
     }
 
