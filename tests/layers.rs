@@ -37,6 +37,7 @@ const RANKS: &[&[&str]] = &[
 /// Files with `unsafe`: system calls, memory shared with the kernel, plain bytes given to BPF maps.
 const UNSAFE: &[&str] = &[
     "sys/clock.rs",
+    "sys/directory_watch.rs",
     "sys/files.rs",
     "sys/interrupts.rs",
     "sys/memory.rs",

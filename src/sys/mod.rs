@@ -4,6 +4,7 @@ use std::io;
 
 pub mod cgroup;
 pub mod clock;
+pub mod directory_watch;
 pub mod files;
 pub mod interrupts;
 pub mod memory;

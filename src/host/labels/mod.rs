@@ -12,10 +12,10 @@ use crate::event::Pid;
 use crate::sys::procfs;
 
 mod cgroup;
-mod ids;
+mod groups;
 
 use cgroup::Place;
-use ids::CgroupIds;
+use groups::Groups;
 
 /// Bytes of a file of `/proc` that are read.
 const MAX_READ: u64 = 256 << 10;
@@ -55,7 +55,7 @@ pub struct LabelReader {
     segment: u64,
     /// By pid and start time, with the segment of the last use.
     known: FxHashMap<(Pid, u64), (u64, Rc<Attributes>)>,
-    groups: CgroupIds,
+    groups: Groups,
 }
 
 impl LabelReader {
@@ -66,7 +66,7 @@ impl LabelReader {
             host: read("/proc/sys/kernel/hostname").trim_end().to_string(),
             segment: 0,
             known: FxHashMap::default(),
-            groups: CgroupIds::new(),
+            groups: Groups::of_machine(),
         }
     }
 
