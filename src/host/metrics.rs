@@ -22,6 +22,8 @@ pub struct HostMetrics {
     pub dropped: BTreeMap<String, u64>,
     /// Entries of the recorder's tables at the end of the last segment, by kind.
     pub table_entries: BTreeMap<String, u64>,
+    /// Labels that were not found or not remembered, by reason.
+    pub label_problems: BTreeMap<String, u64>,
     /// CPU time used so far, in seconds, by part: `sampler`, `naming`, `network`, `bpf`.
     pub cpu_seconds: BTreeMap<String, f64>,
     /// Memory in use now, in bytes, by part.
@@ -85,6 +87,14 @@ impl HostMetrics {
         by(&mut out, "dropped_total", "counter", dropped, "kind", &self.dropped);
         let entries = "Entries of the tables of the profiler, at the end of a segment.";
         by(&mut out, "table_entries", "gauge", entries, "kind", &self.table_entries);
+        by(
+            &mut out,
+            "label_problems_total",
+            "counter",
+            "Labels of processes that were not found, or not remembered.",
+            "reason",
+            &self.label_problems,
+        );
         by(
             &mut out,
             "cpu_seconds_total",

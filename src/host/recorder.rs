@@ -64,6 +64,8 @@ pub struct HostRecorder<'a> {
     surroundings: Surroundings<'a>,
     /// By process of the current segment: its labels, read while it ran.
     resources: Vec<Rc<Vec<(String, String)>>>,
+    /// SIGHUP so far: labels are read again at each.
+    hangups: u32,
     /// CPU time of all processes of nativeprof at the last segment's end, seconds.
     cpu: f64,
     /// When it was made: the duration and the first segment begin with it.
@@ -89,6 +91,7 @@ impl<'a> HostRecorder<'a> {
             budget: options.max_cpu.map(|limit| Budget::new(limit, 1..=options.rate)),
             surroundings,
             resources: Vec::new(),
+            hangups: sys::interrupts::hangups(),
             cpu: 0.0,
             began: Instant::now(),
             metrics: HostMetrics::default(),
@@ -141,9 +144,13 @@ impl<'a> HostRecorder<'a> {
 
     /// Reads the labels of processes that are new in this segment: they may be about to exit.
     fn read_labels(&mut self) {
+        let hangups = sys::interrupts::hangups();
+        if hangups != self.hangups {
+            self.hangups = hangups;
+            self.labels.renew();
+        }
         for instance in self.recording.instances().iter().skip(self.resources.len()) {
-            self.resources
-                .push(self.labels.resource(instance.pid, instance.cgroup, &instance.comm));
+            self.resources.push(self.labels.resource(instance));
         }
     }
 
@@ -217,6 +224,7 @@ impl<'a> HostRecorder<'a> {
             *metrics.samples.entry(name.into()).or_default() += samples;
         }
         *metrics.samples_lost.entry("all".into()).or_default() += quality.lost;
+        metrics.label_problems = self.labels.problems();
         let refused: u64 = segment.refused.values().sum();
         let seen = segment.processes.len() as u64;
         metrics.processes_seen += seen;

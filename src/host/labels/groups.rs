@@ -84,7 +84,8 @@ impl Groups {
         Groups::below(groups::unified_root())
     }
 
-    fn below(root: Option<PathBuf>) -> Groups {
+    /// Those below a directory; `None`: only those of processes that run.
+    pub(super) fn below(root: Option<PathBuf>) -> Groups {
         let known = Arc::default();
         let end = root.as_ref().and_then(|root| watch(root.clone(), &known));
         Groups {
