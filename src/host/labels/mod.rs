@@ -66,15 +66,22 @@ pub struct LabelReader {
     host: String,
     root: Option<Root>,
     segment: u64,
-    /// By pid, start time and run of a program.
-    known: FxHashMap<(Pid, u64, u64), Known>,
+    known: FxHashMap<Run, Known>,
+    /// The last one of each process.
+    last: FxHashMap<Pid, Run>,
     groups: Groups,
     problems: BTreeMap<&'static str, u64>,
 }
 
+/// A process by pid and start time, and the run of a program in it.
+type Run = (Pid, u64, u64);
+
 #[derive(Debug)]
 struct Known {
     attributes: Rc<Attributes>,
+    /// As they were with the sample.
+    cgroup: u64,
+    comm: String,
     /// Segments of the last use and of the last reading.
     used: u64,
     read: u64,
@@ -103,6 +110,7 @@ impl LabelReader {
             root: Root::of(std::process::id()),
             segment: 0,
             known: FxHashMap::default(),
+            last: FxHashMap::default(),
             groups: Groups::of_machine(),
             problems: BTreeMap::new(),
         }
@@ -113,7 +121,9 @@ impl LabelReader {
     pub fn resource(&mut self, process: &ProcessInstance) -> Rc<Attributes> {
         let started = process.started.filter(|_| process.run != 0);
         let Some(started) = started else {
-            return Rc::new(self.of_sample(process));
+            return self
+                .of_last(process)
+                .unwrap_or_else(|| Rc::new(self.of_sample(process)));
         };
         let key = (process.pid, started, process.run);
         if let Some(known) = self.known.get_mut(&key) {
@@ -131,12 +141,15 @@ impl LabelReader {
         };
         let known = Known {
             attributes: attributes.clone(),
+            cgroup: process.cgroup,
+            comm: process.comm.clone(),
             used: self.segment,
             read: self.segment,
             is_settled: self.known.contains_key(&key),
         };
         if self.known.len() < MAX_PROCESSES || known.is_settled {
             self.known.insert(key, known);
+            self.last.insert(process.pid, key);
         } else {
             self.count("too_many_processes");
         }
@@ -148,12 +161,14 @@ impl LabelReader {
         self.segment += 1;
         let oldest = self.segment.saturating_sub(UNUSED_SEGMENTS);
         self.known.retain(|_, known| known.used >= oldest);
+        self.last.retain(|_, key| self.known.contains_key(key));
         self.groups.end_segment();
     }
 
     /// Reads the labels of all processes again when they are asked for.
     pub fn renew(&mut self) {
         self.known.clear();
+        self.last.clear();
     }
 
     /// Labels that were not found, or not remembered, by the reason, so far: `cgroup_unknown` of a process that had exited,
@@ -168,6 +183,14 @@ impl LabelReader {
 
     fn count(&mut self, reason: &'static str) {
         *self.problems.entry(reason).or_default() += 1;
+    }
+
+    /// The labels of a process that has exited and was known in this segment or the one before: samples that waited meanwhile are
+    /// its last ones. Its number, name and group are not those of another process so soon.
+    fn of_last(&self, process: &ProcessInstance) -> Option<Rc<Attributes>> {
+        let known = self.known.get(self.last.get(&process.pid)?)?;
+        let is_same = known.comm == process.comm && known.cgroup == process.cgroup;
+        (is_same && known.used + 1 >= self.segment).then(|| known.attributes.clone())
     }
 
     /// What the sample alone says.
@@ -459,6 +482,30 @@ mod tests {
     }
 
     #[test]
+    fn the_last_samples_of_a_process_have_its_labels() {
+        let mut reader = reader();
+        let mut own = instance(std::process::id(), 1);
+        own.comm = "worker".into();
+        let labels = reader.resource(&own);
+        let mut gone = ProcessInstance {
+            run: 0,
+            started: None,
+            ..own.clone()
+        };
+        assert!(Rc::ptr_eq(&labels, &reader.resource(&gone)));
+        gone.comm = "other".into();
+        assert_eq!(value(&reader.resource(&gone), "service.name"), Some("other"));
+        gone.comm = own.comm.clone();
+        gone.cgroup = 5;
+        assert!(!Rc::ptr_eq(&labels, &reader.resource(&gone)));
+        gone.cgroup = own.cgroup;
+        reader.end_segment();
+        assert!(Rc::ptr_eq(&labels, &reader.resource(&gone)));
+        reader.end_segment();
+        assert!(!Rc::ptr_eq(&labels, &reader.resource(&gone)));
+    }
+
+    #[test]
     fn labels_are_read_again_after_an_exec_and_in_the_second_segment() {
         let mut reader = reader();
         let own = instance(std::process::id(), 1);
@@ -481,6 +528,8 @@ mod tests {
         for run in 0..MAX_PROCESSES as u64 {
             let known = Known {
                 attributes: first.clone(),
+                cgroup: 0,
+                comm: String::new(),
                 used: reader.segment,
                 read: reader.segment,
                 is_settled: true,
