@@ -5,13 +5,19 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::Write;
-use std::os::unix::fs::symlink;
+use std::os::unix::fs::{MetadataExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
 
+use nativeprof::capture::ebpf::EbpfBackend;
+use nativeprof::capture::{EventKind, HostFilter, Mode, OffCpuOptions, SamplingOptions};
+use nativeprof::profile::measure::{Clock, Measure};
+use nativeprof::session::{Recording as HostRecording, SessionOptions};
 use prost::Message;
 use serde_json::json;
 
+use common::chance::{assert_likely, repeated};
 use common::receiver::{Receiver, check_metrics, served_metrics};
 use common::recording::{Recording, Running, TRUTH};
 use common::{Program, Python, Scratch, each_third_python, live, nativeprof, newest_python, pythons};
@@ -103,6 +109,13 @@ impl Cgroup {
 
     fn add(&self, pid: u32) {
         fs::write(self.0.join("cgroup.procs"), pid.to_string()).expect("the process can be moved");
+    }
+
+    /// CPU time of all its processes so far, s.
+    fn cpu_time(&self) -> f64 {
+        let stat = fs::read_to_string(self.0.join("cpu.stat")).expect("cpu.stat");
+        let microseconds = stat.lines().find_map(|line| line.strip_prefix("usage_usec "));
+        microseconds.and_then(|n| n.parse::<f64>().ok()).expect("a number") * 1e-6
     }
 }
 
@@ -470,6 +483,62 @@ fn containers_and_units_have_their_labels() {
         assert!(samples > 0, "no samples of {labels}; others: {found:#?}\n{log}");
     }
     assert!(found.is_empty(), "other labels: {found:#?}");
+}
+
+/// A sample that is taken while the rate changes counts with the rate that it was taken at: the sum is the CPU time.
+#[test]
+fn samples_count_with_the_rate_that_they_were_taken_at() {
+    const RATES: [u64; 2] = [50, 400];
+    let _live = live();
+    let group = Cgroup::new(&[&format!("nativeprof-rates-{}", std::process::id())]);
+    let mut busy = program();
+    group.add(busy.pid());
+    repeated(|| {
+        let options = SamplingOptions {
+            off_cpu: OffCpuOptions::default(),
+            mode: Mode::Cpu,
+            rate: RATES[1],
+            event: EventKind::CpuClock,
+            kernel: false,
+            children: true,
+            workers: false,
+            spans: false,
+            host: Some(HostFilter {
+                cgroups: vec![fs::metadata(&group.0).expect("a cgroup").ino()],
+                ..HostFilter::default()
+            }),
+        };
+        let session = SessionOptions {
+            measure: Measure::period(Clock::Cpu, options.rate),
+            ..SessionOptions::default()
+        };
+        let backend = EbpfBackend::new(&options).unwrap_or_else(|e| panic!("{e}"));
+        let mut recording = HostRecording::new(session, Box::new(backend), options.rate, 0, None);
+        recording.name_apart(None);
+        recording.start().expect("sampling starts");
+        let before = group.cpu_time();
+        let (mut sum, mut variance, mut used) = (0.0, 0.0, 0.0);
+        for turn in 0..12 {
+            let end = Instant::now() + Duration::from_millis(250);
+            while Instant::now() < end {
+                let wait = end.saturating_duration_since(Instant::now());
+                recording.poll(wait, Some(end)).expect("samples");
+            }
+            let period = 1.0 / recording.rate() as f64;
+            let segment = recording.take_host_segment(RATES[turn % 2], |_| used = group.cpu_time() - before);
+            let samples = segment.expect("a segment").profile.timeline.len() as f64;
+            sum += samples * period;
+            // Chance is largest where the program has half of the CPU.
+            variance += 0.25 * samples * period * period;
+        }
+        let slack = 0.01 * used + 4.0 * f64::sqrt(variance);
+        assert_likely!(
+            (sum - used).abs() <= slack,
+            "{sum:.3} s in samples, {used:.3} s of CPU time"
+        );
+        println!("{sum:.3} s in samples, {used:.3} s of CPU time: {:.4}", sum / used);
+    });
+    busy.finish();
 }
 
 fn program() -> Program {

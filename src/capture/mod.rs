@@ -177,7 +177,8 @@ pub trait Backend {
     /// Starts sampling.
     fn start(&mut self) -> Result<()>;
 
-    /// Changes the number of samples per second. No effect where `options.host` is not set.
+    /// Changes the number of samples per second. All samples with the old one have been taken when this returns. No effect where
+    /// `options.host` is not set.
     fn set_rate(&mut self, _rate: u64) {}
 
     /// Waits up to `wait` for events and appends them in chronological order; not all of them, but some if there are any.

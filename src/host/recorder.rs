@@ -126,7 +126,7 @@ impl<'a> HostRecorder<'a> {
                 next_watchdog = now + interval;
             }
             if now >= next_segment {
-                self.end_segment(network);
+                self.end_segment(network)?;
                 // One that took long to write leaves no short ones behind.
                 while next_segment <= Instant::now() {
                     next_segment += self.options.segment;
@@ -137,9 +137,7 @@ impl<'a> HostRecorder<'a> {
         self.recording.stop();
         let until = Instant::now() + DRAIN_TIME;
         while self.recording.poll(Duration::ZERO, Some(until))? && Instant::now() < until {}
-        self.read_labels();
-        self.end_segment(network);
-        Ok(())
+        self.end_segment(network)
     }
 
     /// Reads the labels of processes that are new in this segment: they may be about to exit.
@@ -149,19 +147,29 @@ impl<'a> HostRecorder<'a> {
             self.hangups = hangups;
             self.labels.renew();
         }
-        for instance in self.recording.instances().iter().skip(self.resources.len()) {
-            self.resources.push(self.labels.resource(instance));
-        }
+        read_labels(&mut self.labels, self.recording.instances(), &mut self.resources);
     }
 
-    fn end_segment(&mut self, network: Option<Pid>) {
+    /// Ends the segment and writes it. The next one has the rate that the budget allows: what writing costs is only known then,
+    /// and counts with the next one.
+    fn end_segment(&mut self, network: Option<Pid>) -> Result<()> {
         self.spare.clear();
-        let elapsed = self.recording.elapsed();
-        let segment = self.recording.take_host_segment();
+        let cpu = self.measure_cpu(network);
+        let used = Used {
+            elapsed: self.recording.elapsed().as_secs_f64(),
+            cpu: (cpu - self.cpu).max(0.0),
+            rate: self.recording.rate(),
+        };
+        self.cpu = cpu;
+        let rate = self.next_rate(used);
+        let (labels, resources) = (&mut self.labels, &mut self.resources);
+        let segment = self
+            .recording
+            .take_host_segment(rate, |instances| read_labels(labels, instances, resources))?;
         let resources = std::mem::take(&mut self.resources);
         self.labels.end_segment();
         let (samples, lost) = (segment.profile.timeline.len(), segment.profile.meta.quality.lost);
-        let start = segment.start;
+        let (start, elapsed) = (segment.start, Duration::from_secs_f64(segment.profile.meta.duration));
         let processes = segment.processes.len();
         self.count(&segment);
         self.report_limits(&segment.end);
@@ -172,13 +180,6 @@ impl<'a> HostRecorder<'a> {
             self.writer.write(start, elapsed, &message).map(Some)
         };
         let log = self.surroundings.log;
-        let cpu = self.measure_cpu(network);
-        let used = Used {
-            elapsed: elapsed.as_secs_f64(),
-            cpu: (cpu - self.cpu).max(0.0),
-            rate: self.recording.rate(),
-        };
-        self.cpu = cpu;
         let share = format!("{:.2}", 100.0 * used.cpu / used.elapsed.max(1e-3));
         match written {
             Ok(written) => {
@@ -206,10 +207,10 @@ impl<'a> HostRecorder<'a> {
                 log.error("segment_lost", &why, &[("error", &what), ("try", &hint)]);
             }
         }
-        self.keep_budget(used);
         self.keep_memory(network);
         self.write_metrics();
         self.spare = spare_files();
+        Ok(())
     }
 
     /// Adds a segment to the metrics.
@@ -260,9 +261,11 @@ impl<'a> HostRecorder<'a> {
         }
     }
 
-    /// Gives the next segment the rate that the budget allows.
-    fn keep_budget(&mut self, used: Used) {
-        let Some(budget) = &mut self.budget else { return };
+    /// The rate that the budget allows the next segment.
+    fn next_rate(&mut self, used: Used) -> u64 {
+        let Some(budget) = &mut self.budget else {
+            return used.rate;
+        };
         let NextRate { rate, is_kept } = budget.next_rate(used);
         if !is_kept {
             let limit = format!("{:.2}", 100.0 * self.options.max_cpu.unwrap_or(0.0));
@@ -280,8 +283,8 @@ impl<'a> HostRecorder<'a> {
             self.surroundings
                 .log
                 .event("rate", &[("from_hz", &used.rate), ("to_hz", &rate)]);
-            self.recording.set_rate(rate);
         }
+        rate
     }
 
     /// Drops what can be read again, if all processes of nativeprof use too much memory.
@@ -333,6 +336,17 @@ impl<'a> HostRecorder<'a> {
 
 fn spare_files() -> Vec<File> {
     (0..SPARE).map_while(|_| File::open("/dev/null").ok()).collect()
+}
+
+/// Reads the labels of processes that are new in a segment, whose others have theirs in `resources`: they may be about to exit.
+fn read_labels(
+    labels: &mut LabelReader,
+    instances: &[ProcessInstance],
+    resources: &mut Vec<Rc<Vec<(String, String)>>>,
+) {
+    for instance in instances.iter().skip(resources.len()) {
+        resources.push(labels.resource(instance));
+    }
 }
 
 /// The message of a segment. `labels` are those of its processes.

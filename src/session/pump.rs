@@ -27,6 +27,24 @@ pub(super) struct EventPump {
     more: bool,
 }
 
+/// Where a turn of the pump ends, though events are waiting.
+#[derive(Clone, Copy, Default)]
+pub(super) struct PumpEnd {
+    /// Soon after this time: a target can make each sample slow to read.
+    pub(super) until: Option<Instant>,
+    /// Before the first sample that was taken at this time or later, ns.
+    pub(super) before: Option<u64>,
+}
+
+impl PumpEnd {
+    fn is_before(&self, next: &Event) -> bool {
+        match (next, self.before) {
+            (Event::Sample(s), Some(before)) => s.time < before,
+            _ => true,
+        }
+    }
+}
+
 impl EventPump {
     /// How long to wait for events: not at all while some are waiting, else at most `max`.
     pub(super) fn wait(&self, max: Duration) -> Duration {
@@ -38,7 +56,7 @@ impl EventPump {
     }
 
     /// Passes available events to the session, each to `observe` first; true if more are waiting. Waits up to `wait` for
-    /// the first event. Returns soon after `until`, if given: a target can make each sample slow to read.
+    /// the first event.
     ///
     /// # Errors
     /// Those of the backend, and of the session on an event.
@@ -48,10 +66,10 @@ impl EventPump {
         session: &mut Session,
         observe: &mut dyn FnMut(&Event),
         wait: Duration,
-        until: Option<Instant>,
+        end: PumpEnd,
     ) -> Result<bool> {
         let wait = wait.min(session.until_reading());
-        let in_time = || until.is_none_or(|until| Instant::now() < until);
+        let in_time = || end.until.is_none_or(|until| Instant::now() < until);
         if self.waiting.len() == 0 {
             let mut events = Vec::new();
             self.more = backend.poll(wait, &mut events)?;
@@ -61,7 +79,9 @@ impl EventPump {
             }
             self.waiting = events.into_iter();
         }
-        for event in self.waiting.by_ref() {
+        while self.waiting.as_slice().first().is_some_and(|next| end.is_before(next))
+            && let Some(event) = self.waiting.next()
+        {
             observe(&event);
             session.event(event, &mut |pid, layout| update_backend(backend, pid, layout))?;
             if !in_time() {
@@ -76,7 +96,10 @@ impl EventPump {
         session.read_awaits();
         session.read_lags();
         session.files.system.end_turn();
-        Ok(self.is_waiting())
+        Ok(match self.waiting.as_slice().first() {
+            Some(next) => end.is_before(next),
+            None => self.more,
+        })
     }
 
     /// Drops the events that are still waiting; the number of samples among them.

@@ -6,7 +6,7 @@ use std::rc::Rc;
 use std::time::{Duration, Instant, SystemTime};
 
 use super::long_term;
-use super::pump::{EventPump, update_backend};
+use super::pump::{EventPump, PumpEnd, update_backend};
 use super::{GilCounts, Naming, ProcessInstance, QualityCounts, SegmentEnd, Session, SessionOptions, TaskCounts};
 use crate::capture::{Backend, SampleCounts};
 use crate::edges::EdgeJudge;
@@ -161,6 +161,10 @@ impl Recording {
     /// # Errors
     /// Those of the backend, and of the session on an event.
     pub fn poll(&mut self, wait: Duration, until: Option<Instant>) -> Result<bool> {
+        self.poll_until(wait, PumpEnd { until, before: None })
+    }
+
+    fn poll_until(&mut self, wait: Duration, end: PumpEnd) -> Result<bool> {
         let tape = self.tape.as_deref();
         let mut observe = |event: &Event| {
             if let Some(tape) = tape {
@@ -168,7 +172,7 @@ impl Recording {
             }
         };
         let (backend, session) = (&mut *self.backend, &mut self.session);
-        let more = self.pump.pump(backend, session, &mut observe, wait, until);
+        let more = self.pump.pump(backend, session, &mut observe, wait, end);
         if tape.is_some_and(TapeRecorder::is_full) {
             self.session.stacks.edges = None;
         }
@@ -247,11 +251,11 @@ impl Recording {
 
     /// The profile of what was sampled since the start or the last call. `profiler_cpu` is our CPU time since then, in seconds.
     pub fn take_profile(&mut self, profiler_cpu: f64) -> Profile {
-        let (next, meta) = self.end_of_segment();
+        let next = self.next_start();
         let meta = Meta {
             profiler_cpu,
             sampling_cpu: profiler_cpu,
-            ..meta
+            ..self.meta_until(&next)
         };
         let profile = self.session.resolve(self.start.time, meta);
         self.session.close_segment();
@@ -259,14 +263,18 @@ impl Recording {
         profile
     }
 
-    /// The start of the next segment, which is now, and what is known of the one that ends with it.
-    fn end_of_segment(&self) -> (RecordingStart, Meta) {
-        let counts = self.backend.counts();
-        let next = RecordingStart {
-            counted: counts,
+    /// The start of the next segment, which is now.
+    fn next_start(&self) -> RecordingStart {
+        RecordingStart {
+            counted: self.backend.counts(),
             ..RecordingStart::now()
-        };
-        (next, self.meta_of(&self.of_segment(counts), self.elapsed()))
+        }
+    }
+
+    /// What is known of the segment that ends where the next one starts.
+    fn meta_until(&self, next: &RecordingStart) -> Meta {
+        let duration = Duration::from_nanos(next.time.saturating_sub(self.start.time));
+        self.meta_of(&self.of_segment(next.counted), duration)
     }
 
     /// Samples per second.
@@ -274,22 +282,29 @@ impl Recording {
         self.rate
     }
 
-    /// Has another rate, in samples per second, from the next segment on. Only of a whole host.
-    pub fn set_rate(&mut self, rate: u64) {
-        self.rate = rate;
-        self.session.options.measure = Measure::period(Clock::Cpu, rate);
-        self.backend.set_rate(rate);
-    }
-
     /// The processes that have samples in the current segment, by the number that [`HostSegment`] has of them.
     pub fn instances(&self) -> &[ProcessInstance] {
         &self.session.segment.instances.all
     }
 
-    /// Ends a segment of a whole host's recording, which goes on. No capability is effective while names are read.
-    pub fn take_host_segment(&mut self) -> HostSegment {
-        let (next, meta) = self.end_of_segment();
-        let began = self.start;
+    /// Ends a segment of a whole host's recording, which goes on with `rate` samples per second. Samples belong to the segment
+    /// in which they were taken, so that each counts with the rate that it was taken at. `complete` is called with the segment's
+    /// processes, before names are read, which may take long. No capability is effective then.
+    ///
+    /// # Errors
+    /// As [`Recording::poll`].
+    pub fn take_host_segment(&mut self, rate: u64, complete: impl FnOnce(&[ProcessInstance])) -> Result<HostSegment> {
+        if rate != self.rate {
+            self.backend.set_rate(rate);
+        }
+        let next = self.next_start();
+        let end = PumpEnd {
+            until: None,
+            before: Some(next.time),
+        };
+        while self.poll_until(Duration::ZERO, end)? {}
+        complete(self.instances());
+        let (began, meta) = (self.start, self.meta_until(&next));
         self.session.open_symbol_sources(self.pid);
         let session = &mut self.session;
         let profile = credentials::with_only(Caps::NONE, || session.resolve_new(began.time, meta));
@@ -299,14 +314,16 @@ impl Recording {
             self.backend.remove_process(*pid);
         }
         self.start = next;
-        HostSegment {
+        self.rate = rate;
+        self.session.options.measure = Measure::period(Clock::Cpu, rate);
+        Ok(HostSegment {
             profile: profile.unwrap_or_default(),
             start: began.date,
             processes: instances.all,
             process_of_sample: instances.of_sample,
             refused: instances.refused,
             end,
-        }
+        })
     }
 
     /// CPU time that reading names has taken in another process, ns.

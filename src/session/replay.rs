@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use rustc_hash::FxHashMap;
 
-use super::pump::EventPump;
+use super::pump::{EventPump, PumpEnd};
 use super::stacks::VisitedCode;
 use super::{Grouping, Session, SessionOptions};
 use crate::capture::Backend;
@@ -111,7 +111,13 @@ impl Replay {
         while let Some(mark) = backend.next_mark() {
             match mark {
                 Mark::Turn => {
-                    pump.pump(&mut backend, &mut session, &mut advance, Duration::ZERO, None)?;
+                    pump.pump(
+                        &mut backend,
+                        &mut session,
+                        &mut advance,
+                        Duration::ZERO,
+                        PumpEnd::default(),
+                    )?;
                 }
                 Mark::End => {
                     // Samples of intervals that were open.

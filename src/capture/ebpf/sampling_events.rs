@@ -150,9 +150,14 @@ impl CpuEvents {
         }
     }
 
-    /// Changes the number of samples per second, from the next change of the intervals on.
+    /// Changes the number of samples per second, and the intervals with it. On each CPU the kernel interrupts what runs there, but
+    /// not a sample that is taken: those of the old rate are complete when this returns.
     pub fn set_rate(&mut self, rate: u64) {
         self.rate = rate;
+        if self.running && self.mode == PeriodMode::Ticks {
+            self.window.began = sys::clock::now();
+            self.window.ends = self.window.began + self.set_intervals();
+        }
     }
 
     /// Is it time to change the intervals?
@@ -182,19 +187,28 @@ impl CpuEvents {
     }
 
     fn reprogram_clock(&mut self, now: u64, cost: SampleCost) -> u64 {
-        let window = REPROGRAM_INTERVAL.max(INTERVAL_PER_CPU * self.events.len() as u64);
         if now > self.window.ends + MAX_LATENESS {
-            return self.rng.below(window);
+            return self.rng.below(self.shortest_window());
         }
-        let sample_period = period(self.rate);
-        let samples = cost.samples - self.cost.samples;
+        let samples = cost.samples.saturating_sub(self.cost.samples);
         if samples >= COST_SAMPLES {
-            let share = (cost.time - self.cost.time) * 1000 / (samples * sample_period);
+            let time = cost.time.saturating_sub(self.cost.time);
+            let share = time * 1000 / (samples * period(self.rate));
             self.ticks = if share > MULTI_TICK_THRESHOLD { 2 } else { 1 };
             self.cost = cost;
         }
-        let period = (sample_period / u64::from(self.ticks)).max(1);
-        let duration = window.max(u64::from(RUN) * period);
+        self.set_intervals()
+    }
+
+    /// The shortest time until the intervals are changed again, ns.
+    fn shortest_window(&self) -> u64 {
+        REPROGRAM_INTERVAL.max(INTERVAL_PER_CPU * self.events.len() as u64)
+    }
+
+    /// Sets the intervals between ticks. Returns the time until they are to be changed again, ns.
+    fn set_intervals(&mut self) -> u64 {
+        let period = (period(self.rate) / u64::from(self.ticks)).max(1);
+        let duration = self.shortest_window().max(u64::from(RUN) * period);
         let ticks = (duration / period) as u32;
         for e in &mut self.events {
             let interval = e.ticks.next_period(sys::clock::now(), ticks, period, &mut self.rng);
