@@ -518,8 +518,8 @@ fn samples_count_with_the_rate_that_they_were_taken_at() {
         recording.start().expect("sampling starts");
         let before = group.cpu_time();
         let (mut sum, mut variance, mut used) = (0.0, 0.0, 0.0);
-        for turn in 0..12 {
-            let end = Instant::now() + Duration::from_millis(250);
+        for turn in 0..10 {
+            let end = Instant::now() + Duration::from_millis(160);
             while Instant::now() < end {
                 let wait = end.saturating_duration_since(Instant::now());
                 recording.poll(wait, Some(end)).expect("samples");
