@@ -82,6 +82,10 @@ fn times_are_of_a_clock() {
         status.contains("2 segments from 2026-11-28T03:22:00Z to 2026-11-28T03:24:00Z"),
         "{status}"
     );
+    assert!(
+        status.contains("could not be opened, in each segment: 2 not permitted"),
+        "{status}"
+    );
     assert_eq!(samples(path, &["--last", "2m"]), 240);
     assert_eq!(samples(path, &["--from", "03:20"]), 480);
     assert_eq!(samples(path, &["--from", "2026-11-28T03:15", "--to", "03:17"]), 240);

@@ -13,6 +13,8 @@ use common::recording::Running;
 use common::{Program, Scratch, live, nativeprof, programs};
 
 mod common;
+#[path = "history/day.rs"]
+mod day;
 
 /// The user nobody, on every system.
 const NOBODY: u32 = 65534;
@@ -143,6 +145,31 @@ fn privileges_are_dropped_when_they_are_not_needed() {
             assert_likely!(profile.nodes[0].count == 0 || named, "{:?}", profile.frames);
         }
     });
+}
+
+/// The recorder's directory belongs to root, and is closed to others.
+#[test]
+fn under_sudo_histories_are_read() {
+    let scratch = open_directory();
+    let host = day::Host {
+        processes: 4,
+        services: 2,
+        samples: 60,
+    };
+    let histories = ["a", "b"].map(|name| scratch.path(name));
+    for path in &histories {
+        day::write(path, host, 6, |_| 20);
+        fs::set_permissions(path, Permissions::from_mode(0o700)).expect("permissions");
+    }
+    let [a, b] = histories.each_ref().map(|path| text(path));
+    for words in [
+        &["report", a][..],
+        &["diff", a, b],
+        &["diff", a, "--last", "2m", "--against", "3m"],
+    ] {
+        let (done, said) = run(by_sudo(words));
+        assert!(done.status.success(), "{words:?}: {said}");
+    }
 }
 
 #[test]

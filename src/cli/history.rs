@@ -1,16 +1,19 @@
 //! What commands read: a file, or a part of the history in a directory.
 
+use std::collections::BTreeMap;
+use std::io;
 use std::path::Path;
-use std::sync::mpsc;
+use std::sync::mpsc::{self, Receiver};
 
 use crate::cli::args::{HistoryArgs, TimePoint, TimeRangeArgs};
+use crate::cli::input::{self, OpenInput};
 use crate::cli::output::time_range;
-use crate::cli::{input, print_status};
+use crate::cli::print_status;
 use crate::error::{Error, ErrorKind, Result};
 use crate::escape::line;
 use crate::history::name::SegmentName;
-use crate::history::{Directory, Entry};
-use crate::privileges::credentials::Caps;
+use crate::history::{self, Directory, Entry, REFUSED_PROCESSES};
+use crate::privileges::credentials::{self, Cap, Caps};
 use crate::privileges::phases;
 use crate::profile::import::{Segments, Selection};
 use crate::profile::model::Profile;
@@ -23,90 +26,106 @@ const MESSAGES: usize = 5;
 const MILLISECOND: u64 = 1_000_000;
 const DAY: u64 = 86_400_000 * MILLISECOND;
 
-/// The selected part of a file, or of the history in a directory. `earlier`: ns by which the selected time is moved back.
+/// The selected part of a file, or of the history in a directory.
 ///
 /// # Errors
-/// Those of [`input::profile`] and [`time_range::select`]; `Usage` if an option does not fit the path; `Data` if no segment is in
-/// the selected time.
-pub fn profile(path: &Path, range: TimeRangeArgs, selected: &HistoryArgs, earlier: u64, kept: Caps) -> Result<Profile> {
-    if !path.is_dir() {
-        if let Some(option) = selected.first_used().or((earlier > 0).then_some("--against")) {
+/// As [`profiles`].
+pub fn profile(path: &Path, range: TimeRangeArgs, selected: &HistoryArgs, kept: Caps) -> Result<Profile> {
+    Ok(profiles(&[(path, 0)], range, selected, kept)?.remove(0))
+}
+
+/// The selected parts of files, or of the histories in directories. With each path: ns by which the selected time is moved
+/// back. All are opened before all privileges but `kept` are dropped, and parsed after that.
+///
+/// # Errors
+/// Those of [`input::profiles`] and [`time_range::select`]; `Usage` if an option does not fit the path; `Data` if no segment is
+/// in the selected time.
+pub fn profiles(
+    sources: &[(&Path, u64)],
+    range: TimeRangeArgs,
+    selected: &HistoryArgs,
+    kept: Caps,
+) -> Result<Vec<Profile>> {
+    let mut files = Vec::new();
+    for (path, earlier) in sources.iter().filter(|(path, _)| !path.is_dir()) {
+        if let Some(option) = selected.first_used().or((*earlier > 0).then_some("--against")) {
             let what = format!("{option} needs a history, and {} is a file", line(&input::shown(path)));
             return Err(Error::new(ErrorKind::Usage, what)
                 .why("only the directory of a host's history has services, containers and times of day")
                 .hint(format!("omit {option}, or give the directory")));
         }
-        return time_range::select(input::profile(path, kept)?, range, path);
+        files.push(*path);
     }
+    let mut opened = input::open(&files)?.into_iter();
+    let histories = sources.iter().map(|(path, earlier)| {
+        let is_history = path.is_dir();
+        is_history.then(|| History::open(path, range, selected, *earlier))
+    });
+    let histories = histories.map(Option::transpose).collect::<Result<Vec<_>>>()?;
     phases::drop_for_symbolization(kept)?;
-    let directory = Directory::open(path)?;
-    let (from, to) = times(&directory, range, selected.last)?;
-    report_foreign(&directory);
-    let (from, shown_to) = (from.saturating_sub(earlier), to.saturating_sub(earlier));
-    // Names are in ms: the last segment may be a little longer.
-    let to = if range.to.is_none() && earlier == 0 {
-        u64::MAX
-    } else {
-        shown_to
-    };
-    let is_within = |entry: &&Entry| nanoseconds(entry.name.start) < to && from < nanoseconds(entry.name.end());
-    let names: Vec<SegmentName> = directory
-        .segments()
-        .iter()
-        .filter(is_within)
-        .map(|entry| entry.name)
-        .collect();
-    let selection = Selection {
-        from,
-        to,
-        container: selected.container.clone(),
-        service: selected.service.clone(),
-        comm: selected.comm.clone(),
-        pid: selected.pid,
-    };
-    let (profile, skipped) = sum(&directory, &names, selection);
-    if profile.nodes.first().is_none_or(|root| root.count == 0) {
-        let what = format!(
-            "{} has no such samples from {} to {}",
-            path.display(),
-            shown(from),
-            shown(shown_to)
-        );
-        let why = match names.len() {
-            0 => extent(&directory),
-            all if all == skipped => format!("none of its {all} segments could be read"),
-            all => format!(
-                "its {} segments of that time have none of what is selected",
-                all - skipped
-            ),
-        };
-        return Err(Error::new(ErrorKind::Data, what).why(why).hint(
-            "choose another time with --last, or --from and --to, or fewer of --service, --container, --comm, --pid",
-        ));
-    }
-    print_status(&format!(
-        "{} segments from {} to {}",
-        names.len() - skipped,
-        shown(from),
-        shown(shown_to)
-    ));
-    Ok(profile)
-}
-
-/// The profile of some segments, and how many of them could not be read. They are decompressed in another thread.
-fn sum(directory: &Directory, names: &[SegmentName], selection: Selection) -> (Profile, usize) {
-    let mut segments = Segments::new(selection);
-    let mut skipped = 0;
-    std::thread::scope(|scope| {
-        let (sender, receiver) = mpsc::sync_channel(AHEAD);
-        scope.spawn(move || {
-            for name in names {
-                if sender.send((name, directory.read(name))).is_err() {
-                    break;
-                }
+    let mut profiles = Vec::new();
+    for ((path, _), history) in sources.iter().zip(histories) {
+        profiles.extend(match history {
+            Some(history) => Some(history.profile()?),
+            None => {
+                let read = opened.next().map(OpenInput::profile).transpose()?;
+                read.map(|profile| time_range::select(profile, range, path))
+                    .transpose()?
             }
         });
-        for (name, message) in receiver {
+    }
+    Ok(profiles)
+}
+
+/// The selected part of a history, which is being read.
+struct History {
+    directory: Directory,
+    /// ns since the Unix epoch, for messages.
+    from: u64,
+    to: u64,
+    selection: Selection,
+    segments: usize,
+    /// The segments' messages, decompressed in another thread.
+    messages: Receiver<(SegmentName, io::Result<Vec<u8>>)>,
+}
+
+impl History {
+    fn open(path: &Path, range: TimeRangeArgs, selected: &HistoryArgs, earlier: u64) -> Result<History> {
+        let directory = Directory::open(path)?;
+        let (from, to) = times(&directory, range, selected.last)?;
+        report_foreign(&directory);
+        let (from, shown_to) = (from.saturating_sub(earlier), to.saturating_sub(earlier));
+        // Names are in ms: the last segment may be a little longer.
+        let to = if range.to.is_none() && earlier == 0 {
+            u64::MAX
+        } else {
+            shown_to
+        };
+        let is_within = |entry: &&Entry| nanoseconds(entry.name.start) < to && from < nanoseconds(entry.name.end());
+        let within = directory.segments().iter().filter(is_within);
+        let names: Vec<SegmentName> = within.map(|entry| entry.name).collect();
+        Ok(History {
+            from,
+            to: shown_to,
+            selection: Selection {
+                from,
+                to,
+                container: selected.container.clone(),
+                service: selected.service.clone(),
+                comm: selected.comm.clone(),
+                pid: selected.pid,
+            },
+            segments: names.len(),
+            messages: read_ahead(&directory, names)?,
+            directory,
+        })
+    }
+
+    /// The sum of the segments.
+    fn profile(self) -> Result<Profile> {
+        let mut segments = Segments::new(self.selection);
+        let mut skipped = 0;
+        for (name, message) in self.messages {
             let added = match message {
                 Ok(message) => segments.add(&message).map_err(|damage| damage.reason),
                 Err(e) => Err(e.to_string()),
@@ -118,11 +137,72 @@ fn sum(directory: &Directory, names: &[SegmentName], selection: Selection) -> (P
                 }
             }
         }
-    });
-    if skipped > MESSAGES {
-        print_status(&format!("skipped: {} more segments", skipped - MESSAGES));
+        if skipped > MESSAGES {
+            print_status(&format!("skipped: {} more segments", skipped - MESSAGES));
+        }
+        let refused = refused(segments.counts());
+        let profile = segments.finish();
+        let (from, to) = (shown(self.from), shown(self.to));
+        if profile.nodes.first().is_none_or(|root| root.count == 0) {
+            let what = format!(
+                "{} has no such samples from {from} to {to}",
+                self.directory.path().display()
+            );
+            let why = match self.segments {
+                0 => extent(&self.directory),
+                all if all == skipped => format!("none of its {all} segments could be read"),
+                all => format!(
+                    "its {} segments of that time have none of what is selected",
+                    all - skipped
+                ),
+            };
+            return Err(Error::new(ErrorKind::Data, what).why(why).hint(
+                "choose another time with --last, or --from and --to, or fewer of --service, --container, --comm, --pid",
+            ));
+        }
+        print_status(&format!("{} segments from {from} to {to}", self.segments - skipped));
+        if !refused.is_empty() {
+            print_status(&format!(
+                "processes that could not be opened, in each segment: {refused}"
+            ));
+        }
+        Ok(profile)
     }
-    (segments.finish(), skipped)
+}
+
+/// Reads segments in a thread of its own, in this order. It may open what the user may not, as the directory was opened: the
+/// recorder's is usually closed to others. Nothing is parsed with that capability.
+fn read_ahead(directory: &Directory, names: Vec<SegmentName>) -> Result<Receiver<(SegmentName, io::Result<Vec<u8>>)>> {
+    let (sender, receiver) = mpsc::sync_channel(AHEAD);
+    let directory = directory.path().to_path_buf();
+    let read = move || {
+        for name in names {
+            let opened = history::open_segment(&directory, &name);
+            let content = |file| credentials::with_only(Caps::NONE, || history::decompress(file))?;
+            if sender.send((name, opened.and_then(content))).is_err() {
+                break;
+            }
+        }
+    };
+    let reader = move || match credentials::keep(Caps::of(&[Cap::DacReadSearch])) {
+        Ok(()) => read(),
+        Err(e) => print_status(&format!("the history is not read: privileges cannot be dropped: {e}")),
+    };
+    std::thread::Builder::new()
+        .name("segments".into())
+        .spawn(reader)
+        .map_err(|e| Error::not_started("cannot start the thread that reads segments", e))?;
+    Ok(receiver)
+}
+
+/// The numbers of processes that could not be opened, by the reason, as text.
+fn refused(counts: &BTreeMap<String, u64>) -> String {
+    let of_processes = counts.iter().filter_map(|(name, number)| {
+        let reason = name.strip_prefix(REFUSED_PROCESSES)?;
+        Some(format!("{number} {}", line(&reason.replace('_', " "))))
+    });
+    let texts: Vec<String> = of_processes.take(MESSAGES).collect();
+    texts.join(", ")
 }
 
 fn report_foreign(directory: &Directory) {

@@ -24,29 +24,49 @@ const MAX_BYTES: u64 = 2 << 30;
 
 const HINT: &str = "record one with `nativeprof record -o out.json ...`";
 
-/// The profile in a file. Its content is not trusted, so all capabilities but `kept` are dropped before it is parsed.
+/// The profiles in some files, in their order. Their content is not trusted, so all capabilities but `kept` are dropped before
+/// it is parsed.
 ///
 /// # Errors
-/// `Io` or `NotPermitted` if the file cannot be read, `Data` if it is not a profile.
-pub fn profile(path: &Path, kept: Caps) -> Result<Profile> {
-    Ok(profiles(&[path], kept)?.remove(0))
+/// Those of [`open`] and [`OpenInput::profile`].
+pub fn profiles(paths: &[impl AsRef<Path>], kept: Caps) -> Result<Vec<Profile>> {
+    let opened = open(paths)?;
+    phases::drop_for_symbolization(kept)?;
+    opened.into_iter().map(OpenInput::profile).collect()
 }
 
-/// The profiles in some files, in their order; as [`profile`].
+/// A file that is open, and not read yet.
+pub struct OpenInput<'a> {
+    path: &'a Path,
+    file: Box<dyn Read>,
+}
+
+impl OpenInput<'_> {
+    /// The profile in it. Its content is not trusted: privileges should be dropped before.
+    ///
+    /// # Errors
+    /// `Io` or `NotPermitted` if it cannot be read, `Data` if it is not a profile.
+    pub fn profile(self) -> Result<Profile> {
+        parse(self.path, &content(self.path, self.file)?)
+    }
+}
+
+/// Opens files, in their order.
 ///
 /// # Errors
-/// As [`profile`]; `Usage` if standard input is given twice.
-pub fn profiles(paths: &[impl AsRef<Path>], kept: Caps) -> Result<Vec<Profile>> {
+/// `Io` or `NotPermitted` if a file cannot be opened; `Usage` if standard input is given twice.
+pub fn open(paths: &[impl AsRef<Path>]) -> Result<Vec<OpenInput<'_>>> {
     let paths: Vec<&Path> = paths.iter().map(AsRef::as_ref).collect();
     if paths.iter().filter(|path| is_standard(path)).count() > 1 {
         return Err(Error::new(ErrorKind::Usage, "standard input given twice")
             .why("it can only be read once")
             .hint("use `-` for one file only"));
     }
-    let opened = paths.iter().map(|path| open(path)).collect::<Result<Vec<_>>>()?;
-    phases::drop_for_symbolization(kept)?;
-    let read = paths.iter().zip(opened);
-    read.map(|(path, file)| parse(path, &content(path, file)?)).collect()
+    let opened = paths.into_iter().map(|path| {
+        let file = open_file(path)?;
+        Ok(OpenInput { path, file })
+    });
+    opened.collect()
 }
 
 /// Whether the path means standard input.
@@ -72,7 +92,7 @@ pub fn unreadable(path: &Path, e: io::Error) -> Error {
     Error::io(format!("cannot read {}", shown(path)), e).hint(hint)
 }
 
-fn open(path: &Path) -> Result<Box<dyn Read>> {
+fn open_file(path: &Path) -> Result<Box<dyn Read>> {
     if is_standard(path) {
         return Ok(Box::new(io::stdin()));
     }
@@ -194,7 +214,7 @@ mod tests {
     #[test]
     fn unreadable_paths() {
         for (path, why) in [("/nonexistent/x", "No such file"), ("/", "is a directory")] {
-            let e = profile(Path::new(path), Caps::NONE).unwrap_err();
+            let e = profiles(&[path], Caps::NONE).unwrap_err();
             assert!(e.why.contains(why) && !e.hint.is_empty(), "{e:?}");
         }
         let twice = [Path::new("-"), Path::new("-")];

@@ -15,6 +15,7 @@ mod writer;
 use std::ffi::OsString;
 use std::fs::{self, File};
 use std::io::{self, Read};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use flate2::read::MultiGzDecoder;
@@ -27,6 +28,8 @@ pub use writer::{Dropped, Limits, Writer};
 pub const MAX_SEGMENTS: usize = 10_000_000;
 /// Maximum number of bytes of a segment, compressed and decompressed.
 pub const MAX_BYTES: u64 = 256 << 20;
+/// What names of a segment's numbers begin with that count processes which could not be opened; the reason follows.
+pub const REFUSED_PROCESSES: &str = "processes.";
 /// Maximum number of foreign names that are kept for messages; more are only counted.
 const MAX_FOREIGN: usize = 16;
 
@@ -123,20 +126,42 @@ impl Directory {
     /// # Errors
     /// It is gone, cannot be read, is damaged, or exceeds [`MAX_BYTES`].
     pub fn read(&self, name: &SegmentName) -> io::Result<Vec<u8>> {
-        let file = File::open(self.path_of(name))?;
-        let mut bytes = Vec::new();
-        let packed = io::BufReader::with_capacity(1 << 16, file.take(MAX_BYTES));
-        MultiGzDecoder::new(packed)
-            .take(MAX_BYTES + 1)
-            .read_to_end(&mut bytes)?;
-        if bytes.len() as u64 > MAX_BYTES {
-            return Err(io::Error::new(
-                io::ErrorKind::InvalidData,
-                format!("it decompresses to more than {} MiB", MAX_BYTES >> 20),
-            ));
-        }
-        Ok(bytes)
+        decompress(open_segment(&self.path, name)?)
     }
+}
+
+/// Opens a segment of a directory.
+///
+/// # Errors
+/// It is gone, or is no file, or may not be read.
+pub fn open_segment(directory: &Path, name: &SegmentName) -> io::Result<File> {
+    let mut options = File::options();
+    // What is a file in the listing may have been replaced.
+    let options = options.read(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK);
+    let file = options.open(directory.join(name.to_string()))?;
+    if !file.metadata()?.is_file() {
+        return Err(io::Error::new(io::ErrorKind::InvalidData, "it is no file"));
+    }
+    Ok(file)
+}
+
+/// The content of a segment: the message `ProfilesData`.
+///
+/// # Errors
+/// It cannot be read, is damaged, or exceeds [`MAX_BYTES`].
+pub fn decompress(file: File) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    let packed = io::BufReader::with_capacity(1 << 16, file.take(MAX_BYTES));
+    MultiGzDecoder::new(packed)
+        .take(MAX_BYTES + 1)
+        .read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > MAX_BYTES {
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidData,
+            format!("it decompresses to more than {} MiB", MAX_BYTES >> 20),
+        ));
+    }
+    Ok(bytes)
 }
 
 const LOCK: &str = "lock";

@@ -15,7 +15,7 @@ use super::sd_notify::Notifier;
 use crate::error::{Error, Result};
 use crate::event::Pid;
 use crate::export::otlp::{SegmentInfo, SegmentProcess, encode_segment};
-use crate::history::Writer;
+use crate::history::{REFUSED_PROCESSES, Writer};
 use crate::session::{HostSegment, ProcessInstance, Recording, SegmentEnd};
 use crate::sys;
 use crate::sys::procfs;
@@ -376,7 +376,7 @@ fn encode(segment: HostSegment, labels: &[Rc<Vec<(String, String)>>]) -> Vec<u8>
         process_of_sample,
         counts: refused
             .into_iter()
-            .map(|(reason, processes)| (format!("processes.{reason}"), processes))
+            .map(|(reason, processes)| (format!("{REFUSED_PROCESSES}{reason}"), processes))
             .collect(),
     };
     encode_segment(&profile, &info)

@@ -118,7 +118,7 @@ pub fn segment(host: Host, minute: u64, rate: u64) -> Vec<u8> {
         resources: (0..host.services).map(resource).collect(),
         processes: processes.collect(),
         process_of_sample,
-        counts: BTreeMap::from([("processes.refused.permission".into(), 1)]),
+        counts: BTreeMap::from([("processes.not_permitted".into(), 1)]),
     };
     encode_segment(&profile, &info)
 }

@@ -20,7 +20,7 @@ pub fn export(options: &Export) -> Result<()> {
     )?
     .shown(&options.shown, options.no_native)?;
     output.check_inputs(std::slice::from_ref(&options.file))?;
-    let mut profile = history::profile(&options.file, options.range, &options.history, 0, output.needs())?;
+    let mut profile = history::profile(&options.file, options.range, &options.history, output.needs())?;
     profile = labels::select(profile, &options.labels, &options.file)?;
     output.check(&profile)?;
     if output.quotes_source() {

@@ -15,7 +15,6 @@ use crate::cli::output::style::{Color, TerminalStyle, color};
 use crate::cli::output::table;
 use crate::cli::output::table::{Cell, Overflow, plain};
 use crate::cli::output::table_rows::{ReportRow, kind_name};
-use crate::cli::output::time_range;
 use crate::cli::output::{JSON_VERSION, no_such_function};
 use crate::cli::print_status;
 use crate::error::{Error, ErrorKind, Result};
@@ -41,26 +40,16 @@ pub use gate::Gate;
 
 /// Both profiles: of two paths, or of two times of one history.
 fn read(options: &Options, kept: Caps) -> Result<[Profile; 2]> {
-    let (paths, range) = (options.paths(), options.range);
-    if options.against.is_none() && !paths.iter().any(|path| path.is_dir()) && options.history.first_used().is_none() {
-        // Both are opened before the first one is parsed, which takes privileges away.
-        let mut read = paths.into_iter().zip(input::profiles(&paths, kept)?);
-        let mut next = || match read.next() {
-            Some((path, profile)) => time_range::select(profile, range, path),
-            None => Ok(Profile::default()),
-        };
-        return Ok([next()?, next()?]);
-    }
-    let [before, after] = paths;
-    let earlier = options.against.unwrap_or(0);
-    let of = |path, earlier| history::profile(path, range, &options.history, earlier, kept);
-    Ok([of(before, earlier)?, of(after, 0)?])
+    let [before, after] = options.paths();
+    let sources = [(before, options.against.unwrap_or(0)), (after, 0)];
+    let mut read = history::profiles(&sources, options.range, &options.history, kept)?.into_iter();
+    Ok([read.next().unwrap_or_default(), read.next().unwrap_or_default()])
 }
 
 /// Compares. Without `--fail-above`, everything has passed.
 ///
 /// # Errors
-/// Those of [`input::profiles`]; `Usage` for invalid arguments; `Data` if a profile does not have what the
+/// Those of [`history::profiles`]; `Usage` for invalid arguments; `Data` if a profile does not have what the
 /// normalization needs.
 pub fn diff(options: &Options) -> Result<Gate> {
     let words = options.filters.iter().map(|word| row_filter::parse(word));

@@ -69,7 +69,7 @@ pub fn report(options: &ReportCommand) -> Result<()> {
     let filters = words.collect::<Result<Vec<_>>>()?;
     let style = TerminalStyle::of_stdout(options.color);
     phases::switch_to_invoking_user()?;
-    let mut profile = history::profile(&options.file, options.range, &options.history, 0, Caps::NONE)?;
+    let mut profile = history::profile(&options.file, options.range, &options.history, Caps::NONE)?;
     profile = labels::select(profile, &options.labels, &options.file)?;
     let lists_python = options.by.is_none()
         && !options.tree
