@@ -76,6 +76,7 @@ fn what_was_left_is_removed_and_what_is_foreign_is_kept() {
     let name = Directory::open(path).unwrap().segments()[0].name;
     let next = SegmentName { sequence: 9, ..name };
     fs::write(temporary(path, &next), "half").unwrap();
+    fs::write(path.join(UNFINISHED_METRICS), "half").unwrap();
     fs::write(path.join("notes.txt"), "").unwrap();
     fs::write(path.join("push-0123.cursor"), "1").unwrap();
     symlink("/dev/zero", path.join(SegmentName { sequence: 8, ..name }.to_string())).unwrap();
@@ -84,7 +85,8 @@ fn what_was_left_is_removed_and_what_is_foreign_is_kept() {
     assert_eq!(sequences(path), [1]);
     let writer = Writer::open(path, Limits::default()).unwrap();
     assert_eq!(writer.next_sequence(), 2);
-    assert!(!temporary(path, &next).exists() && path.join("notes.txt").exists());
+    assert!(!temporary(path, &next).exists() && !path.join(UNFINISHED_METRICS).exists());
+    assert!(path.join("notes.txt").exists());
 }
 
 #[test]
@@ -111,6 +113,67 @@ fn the_oldest_are_dropped() {
     let (_, before) = writer.size();
     assert_eq!(write(&mut writer, 4, b"a").bytes, before);
     assert_eq!(sequences(path), [5], "the last one is never dropped");
+}
+
+#[test]
+fn one_that_cannot_be_removed_does_not_keep_the_others() {
+    let scratch = Scratch::new("stuck");
+    let path = &scratch.0;
+    let limits = Limits {
+        keep: Some(MINUTE),
+        max_size: None,
+    };
+    let mut writer = Writer::open(path, limits).unwrap();
+    write(&mut writer, 0, b"a");
+    // A directory has taken the place of the first one.
+    let first = Directory::open(path).unwrap().segments()[0].name;
+    let place = path.join(first.to_string());
+    fs::remove_file(&place).unwrap();
+    fs::create_dir(&place).unwrap();
+    write(&mut writer, 1, b"a");
+    let dropped = write(&mut writer, 3, b"a");
+    let failure = dropped.failure.unwrap();
+    assert!(failure.starts_with(&first.to_string()), "{failure}");
+    assert_eq!((dropped.segments, dropped.last), (1, Some(2)));
+    assert_eq!(sequences(path), [3]);
+    fs::remove_dir(&place).unwrap();
+    assert_eq!(write(&mut writer, 3, b"a").last, Some(1), "it is tried again");
+}
+
+#[test]
+fn numbers_are_not_used_again() {
+    let scratch = Scratch::new("again");
+    let path = &scratch.0;
+    let mut writer = Writer::open(path, Limits::default()).unwrap();
+    writer.begin_at(9);
+    write(&mut writer, 0, b"a");
+    writer.begin_at(3);
+    writer.begin_at(u64::MAX);
+    write(&mut writer, 1, b"a");
+    assert_eq!(sequences(path), [9, 10]);
+}
+
+/// What is old is known by the newest segment's clock: a clock that was stepped back drops nothing early, one that was stepped
+/// forward what is older by it.
+#[test]
+fn clocks_are_stepped() {
+    for (minutes, kept) in [
+        (&[100, 101, 102, 42, 43, 44][..], &[1, 2, 3, 4, 5, 6][..]),
+        (&[100, 101, 102, 42, 43, 104, 105], &[2, 3, 4, 5, 6, 7]),
+        (&[40, 41, 42, 102, 103], &[4, 5]),
+    ] {
+        let scratch = Scratch::new("stepped");
+        let path = &scratch.0;
+        let limits = Limits {
+            keep: Some(4 * MINUTE),
+            max_size: None,
+        };
+        let mut writer = Writer::open(path, limits).unwrap();
+        for minute in minutes {
+            write(&mut writer, *minute, b"a");
+        }
+        assert_eq!(sequences(path), kept, "{minutes:?}");
+    }
 }
 
 #[test]

@@ -25,7 +25,7 @@ pub struct Limits {
 }
 
 /// What was dropped to keep to the limits.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Dropped {
     /// Number of segments.
     pub segments: u64,
@@ -33,7 +33,12 @@ pub struct Dropped {
     pub bytes: u64,
     /// The last sequence among them.
     pub last: Option<u64>,
+    /// Why others could not be: the first one of them, and the reason. It is tried again with the next segment.
+    pub failure: Option<String>,
 }
+
+/// Segments that cannot be removed, after which no more are tried for now.
+const MAX_FAILURES: usize = 16;
 
 /// The only writer of a directory.
 #[derive(Debug)]
@@ -85,6 +90,10 @@ impl Writer {
         for left in &directory.temporary {
             fs::remove_file(left).map_err(failed)?;
         }
+        match fs::remove_file(path.join(UNFINISHED_METRICS)) {
+            Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(failed(e)),
+            _ => {}
+        }
         let segments: VecDeque<Entry> = directory.segments.into();
         Ok(Writer {
             path: path.into(),
@@ -95,6 +104,14 @@ impl Writer {
             directory: File::open(path).map_err(failed)?,
             _lock: lock,
         })
+    }
+
+    /// Has segments begin with this sequence, if those that there are do not reach it: numbers that a receiver has seen are not
+    /// used again where segments were removed.
+    pub fn begin_at(&mut self, sequence: u64) {
+        if sequence <= SegmentName::MAX_SEQUENCE {
+            self.next = self.next.max(sequence);
+        }
     }
 
     /// Its path.
@@ -177,11 +194,15 @@ impl Writer {
         let mut options = File::options();
         let file = options.write(true).create(true).truncate(true).mode(0o640);
         let mut file = file.custom_flags(libc::O_NOFOLLOW).open(&unfinished)?;
-        file.write_all(text.as_bytes())?;
-        fs::rename(unfinished, self.path.join(METRICS))
+        let written = file.write_all(text.as_bytes());
+        let replaced = written.and_then(|()| fs::rename(&unfinished, self.path.join(METRICS)));
+        if replaced.is_err() {
+            let _ = fs::remove_file(&unfinished); // the first failure is the one to report
+        }
+        replaced
     }
 
-    /// Drops the oldest segments, but never the last one.
+    /// Drops the oldest segments, but never the last one. One that cannot be removed does not keep the others.
     fn drop_oldest(&mut self) -> Dropped {
         let mut dropped = Dropped::default();
         let newest = self.segments.back().map_or(0, |last| last.name.end());
@@ -189,8 +210,10 @@ impl Writer {
             .limits
             .keep
             .map(|keep| u64::try_from(keep.as_millis()).unwrap_or(u64::MAX));
-        while self.segments.len() > 1
-            && let Some(oldest) = self.segments.front().copied()
+        let mut at = 0;
+        while at < MAX_FAILURES
+            && self.segments.len() > at + 1
+            && let Some(oldest) = self.segments.get(at).copied()
         {
             let is_old = keep.is_some_and(|keep| newest.saturating_sub(oldest.name.end()) > keep);
             let is_too_much = self.limits.max_size.is_some_and(|max| self.size > max);
@@ -200,10 +223,13 @@ impl Writer {
             match fs::remove_file(self.path.join(oldest.name.to_string())) {
                 Ok(()) => {}
                 Err(e) if e.kind() == io::ErrorKind::NotFound => {}
-                // It is tried again with the next segment.
-                Err(_) => break,
+                Err(e) => {
+                    dropped.failure.get_or_insert_with(|| format!("{}: {e}", oldest.name));
+                    at += 1;
+                    continue;
+                }
             }
-            self.segments.pop_front();
+            self.segments.remove(at);
             self.size = self.size.saturating_sub(oldest.size);
             dropped.segments += 1;
             dropped.bytes += oldest.size;
