@@ -3,6 +3,9 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
+use std::time::{Duration, UNIX_EPOCH};
+
+use nativeprof::history::{Limits, Writer};
 
 #[path = "history/day.rs"]
 mod day;
@@ -107,6 +110,25 @@ fn times_are_of_a_clock() {
         assert!(error.contains(part), "{error}");
     }
     assert!(error(&scratch.segments()[0], &["--service", "a"]).contains("omit --service"));
+}
+
+/// The last minutes are those that were written last, whatever the clock said before.
+#[test]
+fn clocks_are_stepped() {
+    let scratch = Scratch::new("stepped", 0);
+    let path = &scratch.0;
+    for (first, minutes, of_last_20) in [(60, 10, 10), (0, 5, 15), (120, 4, 4)] {
+        let mut writer = Writer::open(path, Limits::default()).unwrap();
+        for minute in first..first + minutes {
+            let start = UNIX_EPOCH + Duration::from_secs(day::START + minute * 60);
+            let message = day::segment(SMALL, minute, 20);
+            writer.write(start, Duration::from_secs(60), &message).unwrap();
+        }
+        assert_eq!(samples(path, &["--last", "3m"]), 360);
+        assert_eq!(samples(path, &["--last", "20m"]), 120 * of_last_20);
+    }
+    assert_eq!(samples(path, &[]), 19 * 120);
+    assert_eq!(samples(path, &["--from", "03:14", "--to", "03:16"]), 240);
 }
 
 #[test]

@@ -102,7 +102,11 @@ impl History {
             shown_to
         };
         let is_within = |entry: &&Entry| nanoseconds(entry.name.start) < to && from < nanoseconds(entry.name.end());
-        let within = directory.segments().iter().filter(is_within);
+        let newest = match selected.last {
+            Some(last) if to == u64::MAX => newest(directory.segments(), last),
+            _ => directory.segments(),
+        };
+        let within = newest.iter().filter(is_within);
         let names: Vec<SegmentName> = within.map(|entry| entry.name).collect();
         Ok(History {
             from,
@@ -218,9 +222,26 @@ fn report_foreign(directory: &Directory) {
     }
 }
 
+/// The segments of the last so many ns in which segments were written. Where the clock was stepped back, older ones have the same
+/// times again, and are not among them.
+fn newest(segments: &[Entry], last: u64) -> &[Entry] {
+    let (mut elapsed, mut next) = (0u64, None);
+    let older = segments.iter().rposition(|entry| {
+        let name = &entry.name;
+        let gap = next.map_or(0, |start: u64| start.saturating_sub(name.end()));
+        elapsed = elapsed.saturating_add(nanoseconds(gap));
+        let is_older = elapsed >= last;
+        elapsed = elapsed.saturating_add(nanoseconds(name.duration));
+        next = Some(name.start);
+        is_older
+    });
+    segments.get(older.map_or(0, |at| at + 1)..).unwrap_or_default()
+}
+
 /// From when to when, ns since the Unix epoch.
 fn times(directory: &Directory, range: TimeRangeArgs, last: Option<u64>) -> Result<(u64, u64)> {
-    let end = directory.segments().iter().map(|entry| entry.name.end()).max();
+    // Of the last one: the clock may have been stepped back since others were written.
+    let end = directory.segments().last().map(|entry| entry.name.end());
     let Some(end) = end.map(nanoseconds) else {
         let what = format!("cannot read {}", directory.path().display());
         return Err(Error::new(ErrorKind::Data, what)

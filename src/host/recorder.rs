@@ -183,11 +183,12 @@ impl<'a> HostRecorder<'a> {
         let share = format!("{:.2}", 100.0 * used.cpu / used.elapsed.max(1e-3));
         match written {
             Ok(written) => {
-                let (name, dropped) = match &written {
-                    Some((name, dropped)) => (name.to_string(), dropped.segments),
-                    None => ("none, no samples".into(), 0),
+                let is_written = written.is_some();
+                let (name, dropped, not_dropped) = match written {
+                    Some((name, dropped)) => (name.to_string(), dropped.segments, dropped.failure),
+                    None => ("none, no samples".into(), 0, None),
                 };
-                self.metrics.segments_written += u64::from(written.is_some());
+                self.metrics.segments_written += u64::from(is_written);
                 self.metrics.segments_dropped += dropped;
                 log.event(
                     "segment",
@@ -201,6 +202,11 @@ impl<'a> HostRecorder<'a> {
                         ("dropped_segments", &dropped),
                     ],
                 );
+                if let Some(why) = not_dropped {
+                    *self.metrics.errors.entry("segment_not_dropped".into()).or_default() += 1;
+                    let hint = "remove it, or give its directory back to this user";
+                    log.error("segment_not_dropped", "not removed", &[("error", &why), ("try", &hint)]);
+                }
             }
             Err(Error { what, why, hint, .. }) => {
                 *self.metrics.errors.entry("segment_lost".into()).or_default() += 1;

@@ -142,6 +142,25 @@ impl Cursor {
     }
 }
 
+/// The largest sequence that the cursors in a directory name: numbers below it were accepted by a receiver.
+pub fn largest_sequence(directory: &Path) -> u64 {
+    let entries = fs::read_dir(directory).into_iter().flatten().flatten();
+    let cursors = entries.filter(|entry| {
+        let name = entry.file_name();
+        let name = name.to_string_lossy();
+        name.starts_with("push-") && name.ends_with(".cursor")
+    });
+    let sequences = cursors.filter_map(|entry| {
+        let mut text = Vec::new();
+        let mut options = File::options();
+        let file = options.read(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK);
+        let file = file.open(entry.path()).ok()?;
+        file.take(MAX_FILE).read_to_end(&mut text).ok()?;
+        Some(parse(&String::from_utf8_lossy(&text))??.sequence)
+    });
+    sequences.max().unwrap_or(0)
+}
+
 /// The position in a file; that of an empty file is `None`.
 fn parse(text: &str) -> Option<Option<Position>> {
     if text.is_empty() {
@@ -173,7 +192,9 @@ mod tests {
             sequence: 12,
             samples: 3,
         };
+        assert_eq!(largest_sequence(&directory), 0);
         cursor.write(position).expect("written");
+        assert_eq!(largest_sequence(&directory), 12);
         let second = Cursor::open(&directory, url).err().expect("locked");
         assert!(second.what.starts_with("another process sends"), "{second}");
         let other = Cursor::open(&directory, "http://other/").expect("a receiver of its own");

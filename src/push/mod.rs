@@ -33,6 +33,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::history::{Directory, Entry};
 use crate::host::repetitions::Repetitions;
 use crate::profile::otlp_parts::{OtlpParts, PartEnd};
+pub use cursor::largest_sequence;
 use cursor::{Cursor, Position};
 
 /// Messages are not halved below this, in bytes.

@@ -24,7 +24,7 @@ use crate::privileges::checks::host::State;
 use crate::privileges::checks::{self, MissingPrivilege, SystemFacts};
 use crate::privileges::credentials::{self, Caps, UserQuery};
 use crate::privileges::phases;
-use crate::push::Endpoint;
+use crate::push::{self, Endpoint};
 use crate::session::{Grouping, Recording, SessionOptions};
 use crate::sys;
 use crate::sys::cgroup::{self, UNIFIED_MOUNTS, each_below, is_unified, unified_root};
@@ -48,8 +48,10 @@ pub fn host(options: &Host) -> Result<()> {
         keep: Some(Duration::from_secs_f64(options.keep)),
         max_size: Some(options.max_size),
     };
-    let writer = Writer::open(&options.dir, limits)?;
     phases::restrict_to_setup(Caps::NONE)?;
+    // With the privileges that it is written with later.
+    let mut writer = Writer::open(&options.dir, limits)?;
+    writer.begin_at(push::largest_sequence(&options.dir));
     sys::files::raise_file_limit();
     sys::interrupts::install_interrupt_handler();
     sys::interrupts::renew_at_hangup();
