@@ -228,6 +228,9 @@ fn look_up_outside(
     match naming.name(&request, svmas) {
         Ok(names) => Some(names),
         Err(NamingError::Failed(why)) => none(&why),
+        Err(NamingError::NotStarted(e)) if naming.is_needed => {
+            none(&format!("the process that reads names cannot be started: {e}"))
+        }
         Err(NamingError::NotStarted(_)) => {
             input.naming = None;
             None

@@ -99,6 +99,8 @@ pub struct NamingProcess {
     failed: FxHashMap<(FileFormat, u32), String>,
     /// CPU time, ns, of all processes so far.
     cpu: u64,
+    /// Where it cannot be started, files are not read at all.
+    pub is_needed: bool,
 }
 
 struct Running {
@@ -129,6 +131,7 @@ impl NamingProcess {
             running: None,
             failed: FxHashMap::default(),
             cpu: 0,
+            is_needed: false,
         }
     }
 
@@ -179,6 +182,26 @@ impl NamingProcess {
         if let Some(why) = self.failed.get(&file) {
             return Err(NamingError::Failed(why.clone()));
         }
+        let mut ended = self.try_name(request, addresses)?;
+        // What has killed it may have nothing to do with this file.
+        if matches!(ended, Err((Stop::Gone, _))) {
+            ended = self.try_name(request, addresses)?;
+        }
+        ended.map_err(|(_, why)| {
+            self.failed.insert(file, why.clone());
+            NamingError::Failed(why)
+        })
+    }
+
+    /// The names; or why the process was ended, also as text.
+    ///
+    /// # Errors
+    /// If the process cannot be started.
+    fn try_name(
+        &mut self,
+        request: &NamesRequest<'_>,
+        addresses: &[u64],
+    ) -> Result<Result<ModuleNames, (Stop, String)>, NamingError> {
         let alive = |mut running: Running| running.is_alive().then_some(running);
         let mut running = match self.running.take().and_then(alive) {
             Some(running) => running,
@@ -210,12 +233,11 @@ impl NamingProcess {
         match result {
             Ok(names) => {
                 self.running = Some(running);
-                Ok(names)
+                Ok(Ok(names))
             }
             Err(stop) => {
                 let why = stop.text(limits, running.end());
-                self.failed.insert(file, why.clone());
-                Err(NamingError::Failed(why))
+                Ok(Err((stop, why)))
             }
         }
     }
