@@ -514,7 +514,6 @@ fn samples_count_with_the_rate_that_they_were_taken_at() {
         };
         let backend = EbpfBackend::new(&options).unwrap_or_else(|e| panic!("{e}"));
         let mut recording = HostRecording::new(session, Box::new(backend), options.rate, 0, None);
-        recording.name_apart(None);
         recording.start().expect("sampling starts");
         let before = group.cpu_time();
         let (mut sum, mut variance, mut used) = (0.0, 0.0, 0.0);
@@ -525,7 +524,7 @@ fn samples_count_with_the_rate_that_they_were_taken_at() {
                 recording.poll(wait, Some(end)).expect("samples");
             }
             let period = 1.0 / recording.rate() as f64;
-            let segment = recording.take_host_segment(RATES[turn % 2], |_| used = group.cpu_time() - before);
+            let segment = recording.take_host_segment(RATES[turn % 2], |_| used = group.cpu_time() - before, &|| ());
             let samples = segment.expect("a segment").profile.timeline.len() as f64;
             sum += samples * period;
             // Chance is largest where the program has half of the CPU.

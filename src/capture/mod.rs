@@ -143,6 +143,12 @@ pub fn take_tasks(copies: Vec<CodeCopy>, sample: &mut Sample) -> Vec<CodeCopy> {
     codes
 }
 
+/// Events that wait in the kernel.
+pub trait Buffering: Send {
+    /// Moves them to memory, as far as their number is bounded. Needs no privileges.
+    fn buffer(&mut self);
+}
+
 /// A backend. `update_process` may be called before and after `attach`.
 pub trait Backend {
     /// Short name of the backend, as on the command line: `ebpf`.
@@ -184,6 +190,11 @@ pub trait Backend {
     /// Waits up to `wait` for events and appends them in chronological order; not all of them, but some if there are any.
     /// True if more are waiting.
     fn poll(&mut self, wait: Duration, out: &mut Vec<Event>) -> Result<bool>;
+
+    /// What keeps events that wait in the kernel, while nobody polls for long; `None` where they need no such care.
+    fn buffering(&mut self) -> Option<Box<dyn Buffering + '_>> {
+        None
+    }
 
     /// Stops sampling; samples already taken are still returned by `poll`.
     fn stop(&mut self);

@@ -2,7 +2,9 @@
 
 use std::fmt::Display;
 use std::fs::File;
+use std::io;
 use std::rc::Rc;
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustc_hash::FxHashMap;
@@ -54,6 +56,26 @@ pub struct Surroundings<'a> {
     pub network: &'a mut dyn FnMut() -> Option<Pid>,
 }
 
+/// What the service manager is told again and again.
+struct Watchdog {
+    interval: Option<Duration>,
+    next: Mutex<Instant>,
+}
+
+impl Watchdog {
+    /// Tells it that this runs, if it is time.
+    fn tell(&self, notifier: &Notifier) -> io::Result<()> {
+        let Some(interval) = self.interval else { return Ok(()) };
+        let mut next = self.next.lock().unwrap_or_else(PoisonError::into_inner);
+        let now = Instant::now();
+        if now < *next {
+            return Ok(());
+        }
+        *next = now + interval;
+        notifier.watchdog()
+    }
+}
+
 /// A recording of a host that runs.
 pub struct HostRecorder<'a> {
     recording: Recording,
@@ -62,6 +84,7 @@ pub struct HostRecorder<'a> {
     options: HostOptions,
     budget: Option<Budget>,
     surroundings: Surroundings<'a>,
+    watchdog: Watchdog,
     /// By process of the current segment: its labels, read while it ran.
     resources: Vec<Rc<Vec<(String, String)>>>,
     /// SIGHUP so far: labels are read again at each.
@@ -89,6 +112,10 @@ impl<'a> HostRecorder<'a> {
             writer,
             labels,
             budget: options.max_cpu.map(|limit| Budget::new(limit, 1..=options.rate)),
+            watchdog: Watchdog {
+                interval: surroundings.watchdog,
+                next: Mutex::new(Instant::now()),
+            },
             surroundings,
             resources: Vec::new(),
             hangups: sys::interrupts::hangups(),
@@ -107,7 +134,6 @@ impl<'a> HostRecorder<'a> {
     pub fn run(mut self) -> Result<()> {
         let end = self.options.duration.map(|duration| self.began + duration);
         let mut next_segment = self.began + self.options.segment;
-        let mut next_watchdog = self.began;
         self.notify(self.surroundings.notifier.ready());
         let is_over = || sys::interrupts::interrupted() || end.is_some_and(|end| Instant::now() >= end);
         let mut network = (self.surroundings.network)();
@@ -118,13 +144,9 @@ impl<'a> HostRecorder<'a> {
             self.recording.poll(wait, Some(Instant::now() + wait + MAX_TURN))?;
             self.read_labels();
             network = (self.surroundings.network)();
+            let told = self.watchdog.tell(self.surroundings.notifier);
+            self.notify(told);
             let now = Instant::now();
-            if let Some(interval) = self.surroundings.watchdog
-                && now >= next_watchdog
-            {
-                self.notify(self.surroundings.notifier.watchdog());
-                next_watchdog = now + interval;
-            }
             if now >= next_segment {
                 self.end_segment(network)?;
                 // One that took long to write leaves no short ones behind.
@@ -163,9 +185,13 @@ impl<'a> HostRecorder<'a> {
         self.cpu = cpu;
         let rate = self.next_rate(used);
         let (labels, resources) = (&mut self.labels, &mut self.resources);
-        let segment = self
-            .recording
-            .take_host_segment(rate, |instances| read_labels(labels, instances, resources))?;
+        let (watchdog, notifier) = (&self.watchdog, self.surroundings.notifier);
+        let segment = self.recording.take_host_segment(
+            rate,
+            |instances| read_labels(labels, instances, resources),
+            // Names of many large files may take longer than the service manager waits; each of them is limited.
+            &|| drop(watchdog.tell(notifier)), // an error is logged in the next turn
+        )?;
         let resources = std::mem::take(&mut self.resources);
         self.labels.end_segment();
         let (samples, lost) = (segment.profile.timeline.len(), segment.profile.meta.quality.lost);
@@ -176,8 +202,9 @@ impl<'a> HostRecorder<'a> {
         let written = if samples == 0 && lost == 0 {
             Ok(None)
         } else {
-            let message = encode(segment, &resources);
-            self.writer.write(start, elapsed, &message).map(Some)
+            let writer = &mut self.writer;
+            let write = || writer.write(start, elapsed, &encode(segment, &resources));
+            self.recording.while_buffering(write).map(Some)
         };
         let log = self.surroundings.log;
         let share = format!("{:.2}", 100.0 * used.cpu / used.elapsed.max(1e-3));
@@ -331,7 +358,7 @@ impl<'a> HostRecorder<'a> {
         all
     }
 
-    fn notify(&self, sent: std::io::Result<()>) {
+    fn notify(&self, sent: io::Result<()>) {
         if let Err(e) = sent {
             self.surroundings
                 .log

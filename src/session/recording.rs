@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::rc::Rc;
+use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, Instant, SystemTime};
 
 use super::long_term;
@@ -23,6 +24,10 @@ use crate::resolve::naming::NamingProcess;
 use crate::sys;
 use crate::sys::procfs;
 use crate::tape::recorder::{RecordingSystem, TapeRecorder};
+
+/// Time between two looks at what has been sampled while the session is busy with something else: the ring has room for some
+/// hundred samples.
+const BUFFER_INTERVAL: Duration = Duration::from_millis(100);
 
 /// A live recording: of one process, or of those that descend from it.
 pub struct Recording {
@@ -102,6 +107,14 @@ impl Recording {
             command: String::new(),
             rate,
             start: RecordingStart::now(),
+        }
+    }
+
+    /// Has names read by another process, or not at all.
+    pub fn name_only_apart(&mut self) {
+        self.name_apart(None);
+        if let Some(process) = &mut self.session.naming.process {
+            process.is_needed = true;
         }
     }
 
@@ -289,11 +302,17 @@ impl Recording {
 
     /// Ends a segment of a whole host's recording, which goes on with `rate` samples per second. Samples belong to the segment
     /// in which they were taken, so that each counts with the rate that it was taken at. `complete` is called with the segment's
-    /// processes, before names are read, which may take long. No capability is effective then.
+    /// processes, before names are read, which may take long; `meanwhile` again and again then, in another thread. No capability is
+    /// effective while files are parsed.
     ///
     /// # Errors
     /// As [`Recording::poll`].
-    pub fn take_host_segment(&mut self, rate: u64, complete: impl FnOnce(&[ProcessInstance])) -> Result<HostSegment> {
+    pub fn take_host_segment(
+        &mut self,
+        rate: u64,
+        complete: impl FnOnce(&[ProcessInstance]),
+        meanwhile: &(dyn Fn() + Sync),
+    ) -> Result<HostSegment> {
         if rate != self.rate {
             self.backend.set_rate(rate);
         }
@@ -305,9 +324,11 @@ impl Recording {
         while self.poll_until(Duration::ZERO, end)? {}
         complete(self.instances());
         let (began, meta) = (self.start, self.meta_until(&next));
-        self.session.open_symbol_sources(self.pid);
-        let session = &mut self.session;
-        let profile = credentials::with_only(Caps::NONE, || session.resolve_new(began.time, meta));
+        let (pid, session) = (self.pid, &mut self.session);
+        let profile = while_buffering(&mut *self.backend, meanwhile, || {
+            session.open_symbol_sources(pid);
+            credentials::with_only(Caps::NONE, || session.resolve_new(began.time, meta))
+        });
         let instances = std::mem::take(&mut session.segment.instances);
         let end = long_term::close(session);
         for pid in &end.gone {
@@ -324,6 +345,11 @@ impl Recording {
             refused: instances.refused,
             end,
         })
+    }
+
+    /// Does work that may take long. Samples that are taken meanwhile wait in memory, a thousand of them.
+    pub fn while_buffering<R>(&mut self, work: impl FnOnce() -> R) -> R {
+        while_buffering(&mut *self.backend, &|| (), work)
     }
 
     /// CPU time that reading names has taken in another process, ns.
@@ -430,6 +456,31 @@ impl Recording {
         let process = self.session.processes.get(self.pid);
         process.map_or(Vec::new(), |process| process.gil_holders(&*self.session.files.system))
     }
+}
+
+/// Does work while another thread keeps what the backend samples, and calls `meanwhile`.
+fn while_buffering<R>(backend: &mut dyn Backend, meanwhile: &(dyn Fn() + Sync), work: impl FnOnce() -> R) -> R {
+    let Some(mut buffering) = backend.buffering() else {
+        return work();
+    };
+    std::thread::scope(|scope| {
+        let (working, done) = mpsc::channel::<()>();
+        let buffer = move || {
+            // It reads mapped memory only.
+            if credentials::keep(Caps::NONE).is_ok() {
+                while done.recv_timeout(BUFFER_INTERVAL) == Err(RecvTimeoutError::Timeout) {
+                    buffering.buffer();
+                    meanwhile();
+                }
+            }
+        };
+        // Without the thread, samples that the ring has no room for are lost, and counted.
+        let thread = std::thread::Builder::new().name("buffer".into());
+        let _ = thread.spawn_scoped(scope, buffer);
+        let result = work();
+        drop(working);
+        result
+    })
 }
 
 /// A recording whose samples are complete, and whose names are not read yet.

@@ -19,6 +19,7 @@ use super::object::{self, LOAD, MapSizes, Variant};
 use super::off_cpu::{self, OffCpu};
 use super::program_map::ProgramMap;
 use super::recent_programs::RecentPrograms;
+use super::sample_ring::SampleRing;
 use super::sampling_events::CpuEvents;
 use super::sideband_rings::SidebandRings;
 use super::{EbpfBackend, KernelFacts, StackReassembler, switch_in, workers};
@@ -127,7 +128,7 @@ impl EbpfBackend {
             refusal,
             program,
             events,
-            ring,
+            ring: SampleRing::new(ring),
             procs,
             nested,
             running,

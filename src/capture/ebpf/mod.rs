@@ -14,17 +14,17 @@
 #![allow(unsafe_code)]
 
 use std::collections::VecDeque;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::time::Duration;
 
 use aya::Ebpf;
-use aya::maps::{Array, HashMap as BpfHash, MapData, MapError, PerCpuArray, RingBuf};
+use aya::maps::{Array, HashMap as BpfHash, MapData, MapError, PerCpuArray};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::common::jitter::period;
 use super::common::sideband;
 use super::common::sideband::SidebandRecord;
-use super::{Backend, Mode, OpenInterval, SampleCounts, SamplingOptions};
+use super::{Backend, Buffering, Mode, OpenInterval, SampleCounts, SamplingOptions};
 use crate::cpython_layout::TargetLayout;
 use crate::error::{Error, Result};
 use crate::event::{Event, Pid, Sample, Tid};
@@ -47,6 +47,7 @@ mod off_cpu;
 mod program_map;
 mod reassembler;
 mod recent_programs;
+mod sample_ring;
 mod sampling_events;
 mod sideband_rings;
 mod workers;
@@ -61,6 +62,7 @@ use off_cpu::OffCpu;
 use program_map::ProgramMap;
 use reassembler::StackReassembler;
 use recent_programs::RecentPrograms;
+use sample_ring::{Rings, SampleRing};
 use sampling_events::{CpuEvents, SampleCost};
 use sideband_rings::{SidebandRings, Subject};
 
@@ -121,7 +123,7 @@ pub struct EbpfBackend {
     refusal: Option<Error>,
     program: OwnedFd,
     events: CpuEvents,
-    ring: RingBuf<MapData>,
+    ring: SampleRing,
     procs: BpfHash<MapData, u32, LayoutBytes>,
     nested: NestedStateMap,
     running: BpfHash<MapData, u32, [u64; 5]>,
@@ -426,11 +428,15 @@ impl Backend for EbpfBackend {
 
     fn poll(&mut self, wait: Duration, out: &mut Vec<Event>) -> Result<bool> {
         let sideband_time = self.sideband.time_left();
-        let mut fds = vec![self.ring.as_fd()];
+        let mut fds = vec![self.ring.event()];
         fds.extend(self.sideband.events());
         let max_wait = Duration::from_nanos(period(self.options.rate)) * POLL_SAMPLES;
         let max_wait = max_wait.clamp(MIN_POLL, MAX_POLL).min(self.events.time_left());
-        let max_wait = max_wait.min(sideband_time);
+        let max_wait = if self.ring.has_moved() {
+            Duration::ZERO
+        } else {
+            max_wait.min(sideband_time)
+        };
         sys::files::poll(&fds, wait.min(max_wait)).map_err(|e| Error::io("cannot wait for samples", e))?;
         if let Some(off_cpu) = &mut self.off_cpu {
             off_cpu.examine();
@@ -440,12 +446,12 @@ impl Backend for EbpfBackend {
         let mut records = Vec::new();
         let (mut more, mut bytes) = (true, 0);
         while records.len() < BATCH && bytes < BATCH_BYTES {
-            let Some(item) = self.ring.next() else {
+            let reassembler = &mut self.reassembler;
+            let Some(len) = self.ring.next(|entry| reassembler.add_entry(entry, &mut records)) else {
                 more = false;
                 break;
             };
-            bytes += item.len();
-            self.reassembler.add_entry(&item, &mut records);
+            bytes += len;
         }
         if self.stopped && !more {
             self.reassembler.finish(&mut records);
@@ -476,6 +482,13 @@ impl Backend for EbpfBackend {
         }
         self.reprogram();
         Ok(more || !self.pending.is_empty())
+    }
+
+    fn buffering(&mut self) -> Option<Box<dyn Buffering + '_>> {
+        Some(Box::new(Rings {
+            samples: &mut self.ring,
+            sideband: &mut self.sideband,
+        }))
     }
 
     fn stop(&mut self) {

@@ -23,6 +23,8 @@ use crate::sys::perf::perf;
 /// Pages of each CPU's ring: filled by some thousand execs.
 const PAGES: usize = 64;
 const FAILED: &str = "cannot receive mmap and fork events";
+/// Maximum number of bytes that are moved to memory before they are handled. More stay in the rings.
+const MAX_BYTES: usize = 4 << 20;
 /// Longest time in which a program that begins maps its interpreter, ns, ...
 const START: u64 = 250_000_000;
 /// ... and time between two reads of the rings meanwhile: the interpreter needs longer before it runs code.
@@ -31,7 +33,7 @@ const START_POLL: Duration = Duration::from_millis(2);
 /// The rings, and the processes that begin a program.
 pub struct SidebandRings {
     rings: Vec<Ring>,
-    /// Empty between two reads; kept because it is allocated.
+    /// What was moved from the rings, and not taken yet; kept because it is allocated.
     records: RawRecords,
     starting: FxHashMap<Pid, u64>,
 }
@@ -123,12 +125,23 @@ impl SidebandRings {
         }
     }
 
+    /// Moves what is in the rings to memory.
+    pub fn move_to_memory(&mut self) {
+        if self.records.bytes.len() < MAX_BYTES {
+            self.read();
+        }
+    }
+
+    fn read(&mut self) {
+        for ring in &mut self.rings {
+            ring.drain(|kind, misc, body| self.records.add(kind, misc, body));
+        }
+    }
+
     /// Takes what is in the rings, to be returned by [`SidebandRings::put_back`].
     pub fn take(&mut self) -> RawRecords {
+        self.read();
         let mut all = std::mem::take(&mut self.records);
-        for ring in &mut self.rings {
-            ring.drain(|kind, misc, body| all.add(kind, misc, body));
-        }
         all.records.sort_by_key(|r| r.time);
         all
     }

@@ -71,7 +71,7 @@ pub fn host(options: &Host) -> Result<()> {
         ..SessionOptions::default()
     };
     let mut recording = Recording::new(session, backend, options.rate, 0, None);
-    recording.name_apart(None);
+    recording.name_only_apart();
     let variable = |name: &str| std::env::var_os(name);
     let notifier = Notifier::new(variable("NOTIFY_SOCKET").as_deref())
         .map_err(|e| Error::io("cannot reach the service manager", e).hint("unset NOTIFY_SOCKET"))?;
