@@ -139,8 +139,8 @@ const AGE: &str = "an age is a number with its unit: 90m, 12h, 7d";
 /// Seconds of a segment.
 fn segment(text: &str) -> Result<f64, String> {
     match seconds(text) {
-        Ok(length) if (1.0..=3600.0).contains(&length) => Ok(length),
-        _ => Err("a segment is 1s to 1h long".into()),
+        Ok(length) if (0.2..=3600.0).contains(&length) => Ok(length),
+        _ => Err("a segment is 0.2s to 1h long".into()),
     }
 }
 
