@@ -1,18 +1,29 @@
 //! How many samples a second a recording may take, so that nativeprof itself keeps to its share of a CPU.
 //!
-//! Each segment tells what it has used at its rate. The next one may use what the last ten minutes have left of the budget, and
-//! gets the rate that uses so much: the cost of a recording is taken as a fixed part and a part for each sample per second, which
-//! are fitted to the segments of these ten minutes.
+//! Each segment tells what it has used at its rate. Where that is more or less than its part of the budget, the next segment has
+//! a rate that is lower or higher by as much. What costs the same at any rate makes the next step too small, and more steps are
+//! taken: a model of the parts would be fitted to noise, and one wrong step up costs ten minutes of low rates. What the last ten
+//! minutes have used too much is saved by the next ones; what they have used too little is not made up for, since rates would
+//! rise and fall with what leaves the ten minutes.
 
 use std::collections::VecDeque;
 use std::ops::RangeInclusive;
 
 /// Time over which the budget is kept, seconds.
 const WINDOW: f64 = 600.0;
-/// Part of the budget that is aimed at: the rest is for what the estimate is wrong by.
+/// Part of the budget that is aimed at: the rest is for what the next segment may cost more.
 const AIM: f64 = 0.97;
-/// The most that a segment may use to make up for cheaper ones, in budgets.
-const MAX_ALLOWANCE: f64 = 2.0;
+/// Segments in which names of all that runs are read for the first time. They are not counted: at no rate would they keep to a
+/// small budget, and they say nothing of what comes after them.
+pub const START_UP: u32 = 2;
+/// In so many segments, what was used too much is saved ...
+const SAVING: f64 = 5.0;
+/// ... but each of them may use at least this part of its own.
+const MIN_PART: f64 = 0.2;
+/// The largest step up.
+const MAX_RISE: f64 = 1.25;
+/// After so many segments that cost too much at the lowest rate, the budget cannot be kept.
+const MAX_ABOVE: u32 = 3;
 /// Segments that are remembered: more than ten minutes have, unless they are very short.
 const MAX_SEGMENTS: usize = 600;
 
@@ -42,7 +53,14 @@ pub struct Budget {
     /// CPU seconds per second.
     limit: f64,
     rates: RangeInclusive<u64>,
+    /// Segments of the start-up so far.
+    started: u32,
+    /// Those of the last ten minutes after it.
     segments: VecDeque<Used>,
+    /// The rate that is wanted, with the part that a whole number does not have; `None` before the first one.
+    wanted: Option<f64>,
+    /// Segments in a row that cost too much at the lowest rate.
+    above: u32,
 }
 
 impl Budget {
@@ -51,12 +69,22 @@ impl Budget {
         Budget {
             limit,
             rates,
+            started: 0,
             segments: VecDeque::new(),
+            wanted: None,
+            above: 0,
         }
     }
 
     /// The rate after a segment that has ended.
     pub fn next_rate(&mut self, used: Used) -> NextRate {
+        if self.started < START_UP {
+            self.started += 1;
+            return NextRate {
+                rate: used.rate,
+                is_kept: true,
+            };
+        }
         self.segments.push_back(used);
         let mut elapsed: f64 = self.segments.iter().map(|segment| segment.elapsed).sum();
         // The next one is as long as the last, and belongs to the ten minutes.
@@ -65,57 +93,46 @@ impl Budget {
         }
         let cpu: f64 = self.segments.iter().map(|segment| segment.cpu).sum();
         let limit = self.limit * AIM;
-        let left = limit * (elapsed + used.elapsed) - cpu;
-        let allowed = (left / used.elapsed.max(1e-3)).clamp(0.0, limit * MAX_ALLOWANCE);
-        let (fixed, per_rate) = self.cost();
+        let too_much = (cpu - limit * elapsed).max(0.0);
+        let allowed = (limit - too_much / (SAVING * used.elapsed.max(1e-3))).max(MIN_PART * limit);
+        let share = used.cpu / used.elapsed.max(1e-3);
+        let factor = (allowed / share.max(1e-9)).min(MAX_RISE);
+        // The whole number below the rate that was wanted is what was paid for.
+        let taken = used.rate as f64;
+        let from = match self.wanted {
+            Some(wanted) if factor > 1.0 => wanted.clamp(taken, taken + 1.0),
+            _ => taken,
+        };
         let (least, most) = (*self.rates.start(), *self.rates.end());
-        let rate = if per_rate > 0.0 {
-            (((allowed - fixed) / per_rate).floor().max(0.0) as u64).clamp(least, most)
+        let wanted = (from * factor).clamp(least as f64, most as f64);
+        self.wanted = Some(wanted);
+        self.above = if used.rate == least && share > self.limit {
+            self.above + 1
         } else {
-            most
+            0
         };
         NextRate {
-            rate,
-            is_kept: fixed + per_rate * least as f64 <= self.limit,
+            rate: (wanted as u64).clamp(least, most),
+            is_kept: self.above < MAX_ABOVE,
         }
     }
-
-    /// CPU seconds per second at a rate of 0, and for each sample per second, by the method of least squares.
-    fn cost(&self) -> (f64, f64) {
-        let weight: f64 = self.segments.iter().map(|s| s.elapsed).sum();
-        let mean = |of: &dyn Fn(&Used) -> f64| self.segments.iter().map(|s| of(s) * s.elapsed).sum::<f64>() / weight;
-        let rate = mean(&|s| s.rate as f64);
-        let cpu = mean(&share);
-        let spread = mean(&|s| (s.rate as f64 - rate).powi(2));
-        let common = mean(&|s| (s.rate as f64 - rate) * (share(s) - cpu));
-        // Rates that hardly differ do not tell the parts apart: everything counts for the samples.
-        let proportional = cpu / rate.max(1e-9);
-        let per_rate = if spread > 0.02 * rate * rate {
-            (common / spread).clamp(0.1 * proportional, proportional)
-        } else {
-            proportional
-        };
-        (cpu - per_rate * rate, per_rate)
-    }
-}
-
-/// CPU seconds per second.
-fn share(used: &Used) -> f64 {
-    used.cpu / used.elapsed.max(1e-3)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// Runs segments of a minute that cost `cost(minute, rate)` CPU seconds per second. Returns the rates, and the largest share
-    /// of any ten minutes in a row.
+    /// Runs segments of a minute that cost `cost(minute, rate)` CPU seconds per second, half of it when the next one is recorded.
+    /// Returns the rates, and the largest share of any ten minutes in a row after the start-up, which costs ten times as much.
     fn run(limit: f64, minutes: usize, cost: impl Fn(usize, u64) -> f64) -> (Vec<u64>, f64, NextRate) {
         let mut budget = Budget::new(limit, 1..=20);
         let (mut rate, mut rates, mut used) = (20, Vec::new(), Vec::new());
         let mut last = NextRate { rate, is_kept: true };
+        let mut writing = 0.0;
         for minute in 0..minutes {
-            let cpu = cost(minute, rate) * 60.0;
+            let half = cost(minute, rate) * 30.0;
+            let cpu = half + writing + if minute < START_UP as usize { 20.0 * half } else { 0.0 };
+            writing = half;
             rates.push(rate);
             used.push(cpu);
             last = budget.next_rate(Used {
@@ -125,7 +142,7 @@ mod tests {
             });
             rate = last.rate;
         }
-        let largest = used
+        let largest = used[START_UP as usize..]
             .windows(10)
             .map(|ten| ten.iter().sum::<f64>() / 600.0)
             .fold(0.0, f64::max);
@@ -161,6 +178,12 @@ mod tests {
             let rate = rates.iter().sum::<u64>() as f64 / rates.len() as f64;
             let best = ((limit - fixed) / per_rate).min(20.0);
             assert!(rate >= 0.75 * best, "{rate} of {best}: {rates:?}");
+            // It does not rise and fall by itself: by 1 between two whole numbers, and by what segments differ.
+            let (low, high) = rates[20..]
+                .iter()
+                .fold((20, 1), |(low, high), rate| (low.min(*rate), high.max(*rate)));
+            let swing = 1.0 + 2.0 * spread * best;
+            assert!((high - low) as f64 <= swing, "{low} to {high}: {rates:?}");
             assert!(last.is_kept);
         }
     }
