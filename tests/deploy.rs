@@ -166,12 +166,11 @@ fn what_the_files_start_works_with_what_they_give() {
         .filter_map(|finding| finding["subject"].as_str()?.strip_prefix("CAP_"))
         .map(str::to_string)
         .collect();
-    let cases = [
-        ("daemonset", Container::of_manifest(&manifest(MANIFEST, 30..=30).0)),
-        ("recipe", Container::of_recipe()),
-        ("unit", Container::of_unit()),
-    ];
-    for (file, container) in cases {
+    let (recipe, unit) = (Container::of_recipe(), Container::of_unit());
+    assert_eq!(recipe.capabilities, needed);
+    assert_eq!(recipe.arguments.join(" ").replace('=', " "), unit.arguments.join(" "));
+    let daemonset = Container::of_manifest(&manifest(MANIFEST, 30..=30).0);
+    for (file, container) in [("daemonset", daemonset), ("unit", unit)] {
         assert_eq!(container.capabilities, needed, "{file}");
         let scratch = Scratch::new();
         let directory = scratch.directory().to_str().expect("UTF-8");
@@ -245,4 +244,28 @@ fn the_recipe_is_complete() {
     );
     let package = fs::read_to_string(".ci/package").expect("the script");
     assert!(package.contains("\"$out/nativeprof\"") && text.contains("target/package"));
+}
+
+/// Alerts are rules of Prometheus about metrics that there are.
+#[test]
+fn alerts_are_about_metrics_that_exist() {
+    let output = Command::new(viewers("promtool"))
+        .args(["check", "rules", "deploy/alerts.yaml"])
+        .output()
+        .expect("promtool starts");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let sources =
+        ["src/host/metrics.rs", "src/push/metrics.rs"].map(|path| fs::read_to_string(path).expect("a source"));
+    let [of_host, of_push] = sources;
+    let rules = fs::read_to_string("deploy/alerts.yaml").expect("the rules");
+    let words = rules.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_'));
+    let names: BTreeSet<&str> = words.filter_map(|word| word.strip_prefix("nativeprof_")).collect();
+    assert!(names.len() > 8, "{names:?}");
+    for name in names {
+        let is_there = match name.strip_prefix("push_") {
+            Some(name) => of_push.contains(&format!("\"{name}\"")),
+            None => of_host.contains(&format!("\"{name}\"")),
+        };
+        assert!(is_there, "there is no metric nativeprof_{name}");
+    }
 }

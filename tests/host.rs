@@ -583,12 +583,13 @@ fn one_recorder_writes_a_history_and_what_it_wrote_stays() {
     assert!(!names.iter().any(|name| name.ends_with(".tmp")), "{names:?}");
 }
 
-/// Tokens are read again at SIGHUP, which the service manager sends to the recorder.
+/// Tokens are read again at SIGHUP, which the service manager sends to the recorder. Metrics are those of both processes.
 #[test]
 fn a_reload_reaches_the_process_that_sends() {
     let _live = live();
     let scratch = Scratch::new();
-    let directory = scratch.path("history");
+    let (directory, socket) = (scratch.path("history"), scratch.path("metrics"));
+    let address = format!("unix:{}", socket.display());
     let token = scratch.path("token");
     fs::write(&token, "one").expect("written");
     let mut receiver = Receiver::start("");
@@ -596,41 +597,26 @@ fn a_reload_reaches_the_process_that_sends() {
     let pid = busy.pid().to_string();
     let token_file = token.to_str().expect("UTF-8");
     let url = receiver.url();
-    let words = ["--pid", &pid, "-r", "200", "--push", &url, "--token-file", token_file];
-    let running = start(&directory, &words);
+    let words = ["--pid", &pid, "-r", "200", "--metrics", &address];
+    let sending = ["--push", &url, "--token-file", token_file];
+    let running = start(&directory, &[&words[..], &sending].concat());
     assert_eq!(receiver.next()["headers"]["authorization"], "Bearer one");
     fs::write(&token, "two").expect("written");
     running.signal("HUP");
     // Messages may be on their way.
     let is_new = (0..10).any(|_| receiver.next()["headers"]["authorization"] == "Bearer two");
     assert!(is_new, "the token was not read again");
-    stop(running);
-    busy.finish();
-}
-
-/// Without a receiver, too.
-#[test]
-fn metrics_of_the_recorder_are_served() {
-    let _live = live();
-    let scratch = Scratch::new();
-    let (directory, socket) = (scratch.path("history"), scratch.path("metrics"));
-    let mut busy = program();
-    let pid = busy.pid().to_string();
-    let address = format!("unix:{}", socket.display());
-    let mut running = start(&directory, &["--pid", &pid, "-r", "200", "--metrics", &address]);
-    running.read_until("event=metrics address=unix:");
-    running.read_until("file=0000000002-");
     let (_, served) = served_metrics(&socket);
     check_metrics(&served);
     for name in [
         "samples_total{quality=\"exact\"}",
         "cpu_seconds_total{part=\"network\"}",
-        "segments_written_total",
+        "push_messages_total{code=\"200\"}",
     ] {
         assert!(served.contains(&format!("\nnativeprof_{name} ")), "{name}: {served}");
     }
-    assert!(!served.contains("nativeprof_push_"), "{served}");
-    stop(running);
+    let log = stop(running);
+    assert!(log.contains("event=metrics address=unix:"), "{log}");
     busy.finish();
 }
 

@@ -349,6 +349,40 @@ fn metrics_are_served_while_it_sends() {
     assert!(errors(&refused).contains(&format!("cannot serve metrics at {address}")));
 }
 
+/// As the recorder starts it without a receiver.
+#[test]
+fn metrics_of_the_recorder_are_served_without_a_receiver() {
+    let scratch = Scratch::new();
+    let socket = scratch.path("metrics");
+    let address = format!("unix:{}", socket.display());
+    let text = "# HELP nativeprof_history_bytes Size of the history.\n# TYPE nativeprof_history_bytes gauge\nnativeprof_history_bytes 7\n";
+    fs::write(scratch.path("metrics.prom"), text).expect("written");
+    let mut child = nativeprof(&[
+        "push",
+        "--with-parent",
+        "--metrics-only",
+        "--log-format",
+        "json",
+        "--metrics",
+        &address,
+    ])
+    .arg(scratch.directory())
+    .stdin(Stdio::piped())
+    .stderr(Stdio::piped())
+    .spawn()
+    .expect("nativeprof starts");
+    let mut said = BufReader::new(child.stderr.take().expect("a pipe")).lines();
+    let line = said.next().expect("a line").expect("text");
+    let event: Value = serde_json::from_str(&line).unwrap_or_else(|e| panic!("{e}: {line}"));
+    assert_eq!(
+        (&event["event"], &event["address"]),
+        (&json!("metrics"), &json!(address))
+    );
+    assert_eq!(served_metrics(&socket).1, text);
+    drop(child.stdin.take());
+    assert!(child.wait().expect("it ends").success());
+}
+
 fn signal(child: &Child, name: &str) {
     let sent = Command::new("kill").args([name, &child.id().to_string()]).status();
     assert!(sent.expect("kill").success());
