@@ -90,7 +90,7 @@ impl Log {
         let mut key = (name, cut(&kind));
         let old = state.errors.take_old(now.instant, Some(&key));
         self.write_repeated(&mut state, now, old);
-        if state.errors.len() >= MAX_ERRORS && !state.errors.has(&key) {
+        if !state.errors.has_room_for(&key, MAX_ERRORS) {
             key = ("errors", "other".into());
         }
         if let Some(more) = state.errors.count(key, now.instant) {

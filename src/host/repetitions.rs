@@ -38,14 +38,9 @@ impl<K: Ord> Repetitions<K> {
         Some(more)
     }
 
-    /// Whether an event was written lately.
-    pub fn has(&self, key: &K) -> bool {
-        self.0.contains_key(key)
-    }
-
-    /// Number of events that were written lately.
-    pub fn len(&self) -> usize {
-        self.0.len()
+    /// Whether an event was written lately, or fewer than `most` others were.
+    pub fn has_room_for(&self, key: &K, most: usize) -> bool {
+        self.0.contains_key(key) || self.0.len() < most
     }
 
     /// Forgets an event, which is written the next time.

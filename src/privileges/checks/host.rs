@@ -13,6 +13,8 @@ use crate::sys::{cgroup, files};
 const USUAL_SIZE: u64 = 2_000_000_000;
 /// Space without which nothing is recorded: some minutes of a busy machine.
 const LEAST_SIZE: u64 = 10_000_000;
+/// What maps and rings of a large machine have, in KB.
+const MOST_LOCKED: u64 = 64 << 10;
 /// Files of a directory that are looked at.
 const MAX_FILES: usize = 100_000;
 
@@ -112,7 +114,7 @@ impl VisibleCgroups {
     pub fn read() -> VisibleCgroups {
         match cgroup::unified_root() {
             None => VisibleCgroups::None,
-            // The root of the hierarchy is the only cgroup without this file (Documentation/admin-guide/cgroup-v2.rst, Linux 6.18).
+            // Only the root of the hierarchy does not have this file (Documentation/admin-guide/cgroup-v2.rst, Linux 6.18).
             Some(root) if root.join("cgroup.type").exists() => VisibleCgroups::Part,
             Some(_) => VisibleCgroups::All,
         }
@@ -172,7 +174,8 @@ pub fn needs(f: &SystemFacts, cgroups: VisibleCgroups, directory: Option<&Direct
 
 /// The capabilities of a recording of a host.
 pub fn capabilities(f: &SystemFacts) -> Vec<HostNeed> {
-    let locked = bpf_maps_are_locked_memory(f).then_some(LOCKED_MEMORY);
+    let is_short = f.memlock.is_some_and(|kb| kb < MOST_LOCKED);
+    let locked = (bpf_maps_are_locked_memory(f) && is_short).then_some(LOCKED_MEMORY);
     let state = |need: &Need| {
         let subject = need.cap.name();
         let purpose = Purpose {
@@ -406,8 +409,17 @@ mod tests {
             all[0][0] == "CAP_SYS_RESOURCE" && all[0][1] == "missing" && all[0][3].ends_with(" CAP_SYS_RESOURCE"),
             "{all:?}"
         );
-        let newer = SystemFacts { kernel: (5, 11), ..old };
-        assert!(lacks(&newer, VisibleCgroups::All, None).is_empty());
+        let newer = SystemFacts {
+            kernel: (5, 11),
+            ..old.clone()
+        };
+        let enough = SystemFacts {
+            memlock: Some(1 << 20),
+            ..old
+        };
+        for facts in [newer, enough] {
+            assert!(lacks(&facts, VisibleCgroups::All, None).is_empty());
+        }
     }
 
     #[test]
