@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use super::profiles::new_file;
 use super::reports::{FUNCTION, ReportOptions, report};
-use super::{AnswerText, Call, Surroundings, Tool, command_line, whole, with_rows};
+use super::{AnswerText, Call, Surroundings, Tool, command_line, count, whole, with_rows};
 use crate::error::{Error, ErrorKind, Result};
 use crate::mcp::answer::data;
 use crate::mcp::arguments::{Arguments, Wanted};
@@ -74,7 +74,7 @@ fn options() -> Value {
 const MODES: &[&str] = &["cpu", "wall", "off-cpu"];
 
 const ANSWER: AnswerText = AnswerText {
-    keys: &["value", "profile"],
+    keys: &["value", "profile", "note"],
     rows: FUNCTION,
 };
 
@@ -175,11 +175,14 @@ fn run(permission: &Permission, watch: &Watch<'_>, options: &RecordingOptions, w
                 max_bytes: options
                     .wanted
                     .max_bytes
-                    .saturating_sub(path.to_string_lossy().len() + command_line(&words).len() + 60),
+                    .saturating_sub(path.to_string_lossy().len() + command_line(&words).len() + 160),
                 ..options.wanted
             },
         },
     )?;
+    if count(&answer, "total") == 0 {
+        answer["note"] = "no samples: it used no CPU time; mode wall shows what it waits for".into();
+    }
     answer["profile"] = data(&path.to_string_lossy()).into();
     answer["command"] = data(&command_line(&words)).into();
     if let (What::Command(_), Some(code)) = (what, finished.code) {
