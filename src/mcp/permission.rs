@@ -1,8 +1,6 @@
 //! What a client may do. It is decided when the server is started, by the user, and never by the model that sends requests.
 
-use std::ffi::OsStr;
 use std::fs;
-use std::os::unix::ffi::OsStrExt;
 use std::path::{Component, Path, PathBuf};
 
 use crate::error::{Error, ErrorKind, Result};
@@ -13,23 +11,6 @@ use crate::sys::procfs;
 
 /// Longest path, bytes.
 const MAX_PATH: usize = 4096;
-/// Parts of names of files that may hold secrets, in small letters. Their source is not shown.
-const SECRET: &[&str] = &[
-    "secret",
-    "credential",
-    "password",
-    "passwd",
-    "token",
-    "private",
-    "apikey",
-    "api_key",
-    "id_rsa",
-    "id_ed25519",
-    "htpasswd",
-];
-/// Extensions of such files.
-const SECRET_EXTENSIONS: &[&str] = &["env", "pem", "key", "p12", "pfx", "jks", "keystore", "kdbx"];
-
 /// Everything that is permitted.
 #[derive(Debug)]
 pub struct Permission {
@@ -183,22 +164,12 @@ impl Permission {
         )
     }
 
-    /// Whether the text of a source file may be shown, whose path a profile states: it is below the root, without links on the way,
-    /// and its name does not look like that of a secret.
+    /// Whether the text of a source file may be shown, whose path a profile states: it is below the root, without links on the way.
+    /// (Files that look secret are not read at all, see `resolve::source_lines`.)
     pub fn may_quote(&self, path: &str) -> bool {
-        Path::new(path).is_absolute()
-            && fs::canonicalize(path).is_ok_and(|real| real == Path::new(path) && real.starts_with(&self.root))
-            && !Path::new(path)
-                .strip_prefix(&self.root)
-                .is_ok_and(|below| below.iter().any(looks_secret))
+        let path = Path::new(path);
+        path.starts_with(&self.root) && fs::canonicalize(path).is_ok_and(|real| real == path)
     }
-}
-
-/// Whether a file or directory of this name may hold secrets.
-fn looks_secret(name: &OsStr) -> bool {
-    let name = String::from_utf8_lossy(name.as_bytes()).to_lowercase();
-    let extension = name.rsplit('.').next().unwrap_or_default();
-    name.starts_with('.') || SECRET.iter().any(|part| name.contains(part)) || SECRET_EXTENSIONS.contains(&extension)
 }
 
 impl CommandPattern {
@@ -322,21 +293,6 @@ mod tests {
             assert_eq!(permission.may_quote(path.to_str().unwrap()), expected, "{path:?}");
         }
         fs::remove_dir_all(&base).unwrap();
-    }
-
-    #[test]
-    fn names_of_secrets_are_known() {
-        for (name, expected) in [
-            ("a.py", false),
-            ("keyboard.py", false),
-            (".env", true),
-            ("prod.env", true),
-            ("my_Secrets.py", true),
-            ("server.key", true),
-            ("id_rsa", true),
-        ] {
-            assert_eq!(looks_secret(OsStr::new(name)), expected, "{name}");
-        }
     }
 
     #[test]

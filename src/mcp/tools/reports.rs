@@ -240,7 +240,9 @@ pub const SOURCE: Tool = Tool {
                     "self_percent": percent(count(line, "self"), whole),
                     "total_percent": percent(count(line, "total"), whole),
                 });
-                if let Some((_, true)) = at.and_then(|at| files.get(at)) {
+                if line.get("source").is_some_and(Value::is_string)
+                    && let Some((_, true)) = at.and_then(|at| files.get(at))
+                {
                     row["source"] = data_of(line, "source").into();
                 }
                 if files.len() > 1 {
