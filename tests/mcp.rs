@@ -1,5 +1,5 @@
-//! `nativeprof mcp`: a conversation with both generations of the protocol's reference client (`.ci/install-mcp-clients`), and by hand
-//! what no well-behaved client sends. Needs root.
+//! `nativeprof mcp`: a conversation with both generations of the protocol's reference client (`.ci/install-mcp-clients`), and
+//! by hand what no well-behaved client sends. Needs root.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Write};

@@ -1,5 +1,5 @@
-//! The JSON that commands print, against the schemas in `docs`: each key that is printed is in the schema, and each that the schema
-//! requires is printed. Needs root, and what `.ci/install-mcp-clients` installs.
+//! The JSON that commands print, against the schemas in `docs`: each key that is printed is in the schema, and each that the
+//! schema requires is printed. Needs root, and what `.ci/install-mcp-clients` installs.
 
 use std::fs;
 use std::path::{Path, PathBuf};

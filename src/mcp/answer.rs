@@ -8,8 +8,8 @@ use crate::escape;
 /// Characters of a text from a program or a file, at most.
 const MAX_TEXT: usize = 200;
 
-/// Text from a program or a file: a name, a path, a line of source. It is one line without invisible characters, which a person would
-/// not see and a model would read.
+/// Text from a program or a file: a name, a path, a line of source. It is one line without invisible characters, which a person
+/// would not see and a model would read.
 pub fn data(text: &str) -> String {
     let visible: String = escape::line(text).chars().map(shown).collect();
     let mut characters = visible.chars();

@@ -1,5 +1,5 @@
-//! Runs this program again, as a command that prints JSON or records. Commands give up privileges for good before they read what is
-//! not trusted, which a server that goes on to the next request cannot; and a process can be ended at any time.
+//! Runs this program again, as a command that prints JSON or records. Commands give up privileges for good before they read
+//! what is not trusted, which a server that goes on to the next request cannot; and a process can be ended at any time.
 
 use std::io::Read;
 use std::os::unix::process::CommandExt;

@@ -1,5 +1,5 @@
-//! Messages of JSON-RPC 2.0, one a line: what the Model Context Protocol sends over standard input and output. They come from another
-//! program, which may be controlled by anyone: nothing of them is trusted.
+//! Messages of JSON-RPC 2.0, one a line: what the Model Context Protocol sends over standard input and output. They come from
+//! another program, which may be controlled by anyone: nothing of them is trusted.
 
 use std::io::{self, BufRead};
 

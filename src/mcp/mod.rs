@@ -1,11 +1,12 @@
 //! A server of the Model Context Protocol over standard input and output: language models ask for recordings and profiles.
 //!
-//! Two generations of the protocol are spoken. In the revision 2026-07-28 each request says which one it is of, and `server/discover`
-//! tells what there is; up to 2025-11-25 a client begins with `initialize`. There are tools only, no prompts and resources.
+//! Two generations of the protocol are spoken. In the revision 2026-07-28 each request says which one it is of, and
+//! `server/discover` tells what there is; up to 2025-11-25 a client begins with `initialize`. There are tools only, no prompts
+//! and resources.
 //!
-//! Requests come from a model, which may do what a text has told it that it read elsewhere. So what is permitted is decided when the
-//! server is started ([`permission`]), answers are small, and text from programs and files is escaped and marked ([`answer`]). Each
-//! request runs a command of this program ([`child`]).
+//! Requests come from a model, which may do what a text has told it that it read elsewhere. So what is permitted is decided
+//! when the server is started ([`permission`]), answers are small, and text from programs and files is escaped and marked
+//! ([`answer`]). Each request runs a command of this program ([`child`]).
 
 use std::collections::BTreeMap;
 use std::io::{self, BufRead, Write};

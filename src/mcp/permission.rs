@@ -164,8 +164,8 @@ impl Permission {
         )
     }
 
-    /// Whether the text of a source file may be shown, whose path a profile states: it is below the root, without links on the way.
-    /// (Files that look secret are not read at all, see `resolve::source_lines`.)
+    /// Whether the text of a source file may be shown, whose path a profile states: it is below the root, without links on the
+    /// way. (Files that look secret are not read at all, see `resolve::source_lines`.)
     pub fn may_quote(&self, path: &str) -> bool {
         let path = Path::new(path);
         path.starts_with(&self.root) && fs::canonicalize(path).is_ok_and(|real| real == path)

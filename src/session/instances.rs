@@ -25,7 +25,8 @@ pub(super) fn reason(error: ErrorKind) -> &'static str {
 #[derive(Clone, Debug, Default)]
 pub struct ProcessInstance {
     pub pid: Pid,
-    /// Number of the run of its program: after it has executed another one, it is another process here. 0 if it could not be opened.
+    /// Number of the run of its program: after it has executed another one, it is another process here. 0 if it could not be
+    /// opened.
     pub run: u64,
     /// Clock ticks from the start of the system to its own (proc(5), `stat`); `None` if it had exited when its first sample was
     /// handled. Tells it from others that had the same number.

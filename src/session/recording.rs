@@ -302,8 +302,8 @@ impl Recording {
 
     /// Ends a segment of a whole host's recording, which goes on with `rate` samples per second. Samples belong to the segment
     /// in which they were taken, so that each counts with the rate that it was taken at. `complete` is called with the segment's
-    /// processes, before names are read, which may take long; `meanwhile` again and again then, in another thread. No capability is
-    /// effective while files are parsed.
+    /// processes, before names are read, which may take long; `meanwhile` again and again then, in another thread. No
+    /// capability is effective while files are parsed.
     ///
     /// # Errors
     /// As [`Recording::poll`].

@@ -194,9 +194,9 @@ impl Session {
     fn has_changed_program(&self, s: &Sample) -> bool {
         let Some(host) = &s.host else { return false };
         let then = String::from_utf8_lossy(host.name());
-        let mut now = [s.pid, s.tid]
-            .into_iter()
-            .filter_map(|tid| self.files.system.thread_name(s.pid, tid));
+        let other = Some(s.tid).filter(|tid| *tid != s.pid);
+        let threads = std::iter::once(s.pid).chain(other);
+        let mut now = threads.filter_map(|tid| self.files.system.thread_name(s.pid, tid));
         now.next().is_some_and(|name| name != then) && now.all(|name| name != then)
     }
 

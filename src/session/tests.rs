@@ -126,6 +126,7 @@ fn host_sample(pid: Pid, tid: Tid, comm: &[u8]) -> Event {
     let mut host = HostSample {
         cgroup: 1,
         comm: [0; 16],
+        new: None,
     };
     host.comm[..comm.len()].copy_from_slice(comm);
     Event::Sample(Box::new(Sample {

@@ -83,8 +83,8 @@ pub fn is_setuid() -> bool {
     unsafe { libc::getuid() != libc::geteuid() || libc::getgid() != libc::getegid() }
 }
 
-/// Ends all processes of a group at once (SIGKILL). The group is that of a child of this process that has not been waited for: else
-/// its number may be that of another one.
+/// Ends all processes of a group at once (SIGKILL). The group is that of a child of this process that has not been waited for:
+/// else its number may be that of another one.
 pub fn kill_group(leader: u32) {
     if let Ok(leader @ 2..) = i32::try_from(leader) {
         // SAFETY: two integers. That there is no such process is of no interest.

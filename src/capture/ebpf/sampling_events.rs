@@ -150,8 +150,8 @@ impl CpuEvents {
         }
     }
 
-    /// Changes the number of samples per second, and the intervals with it. On each CPU the kernel interrupts what runs there, but
-    /// not a sample that is taken: those of the old rate are complete when this returns.
+    /// Changes the number of samples per second, and the intervals with it. On each CPU the kernel interrupts what runs there,
+    /// but not a sample that is taken: those of the old rate are complete when this returns.
     pub fn set_rate(&mut self, rate: u64) {
         self.rate = rate;
         if self.running && self.mode == PeriodMode::Ticks {

@@ -472,8 +472,8 @@ pub struct RecordArgs {
     /// Under sudo: keep root for the command and output files [default: switch to the user who ran sudo]
     #[arg(long)]
     pub as_root: bool,
-    /// For a program that runs this one: when standard input is closed, end without a profile. A command has no input, its output is
-    /// dropped, and it ends with the recording
+    /// For a program that runs this one: when standard input is closed, end without a profile. A command has no input, its
+    /// output is dropped, and it ends with the recording
     #[arg(long, hide = true)]
     pub with_parent: bool,
     #[command(flatten)]

@@ -31,8 +31,8 @@ impl Page {
         self.shown(at)
     }
 
-    /// The same of a list in JSON: the rows are its elements. With `inner`, these have rows of their own in a list of that name, and
-    /// one without any counts as a row. Of an object, the rows are those of its lists.
+    /// The same of a list in JSON: the rows are its elements. With `inner`, these have rows of their own in a list of that
+    /// name, and one without any counts as a row. Of an object, the rows are those of its lists.
     pub fn cut_json(&self, list: &mut Value, inner: Option<&str>) -> Shown {
         let mut at = 0;
         let mut keep = |rows: &mut Vec<Value>| {

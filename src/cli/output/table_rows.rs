@@ -280,8 +280,8 @@ impl ReportRow {
 /// What the identifiers of functions begin with.
 pub const ID: &str = "id:";
 
-/// An identifier of a function: `id:` and 12 hexadecimal digits. It is made of its kind, name, and file or module, so that it is the
-/// same in all recordings of a program, also after lines were added above the function.
+/// An identifier of a function: `id:` and 12 hexadecimal digits. It is made of its kind, name, and file or module, so that it
+/// is the same in all recordings of a program, also after lines were added above the function.
 pub fn function_id(frame: &Frame) -> String {
     let place = match frame.kind {
         FrameKind::Python => &frame.filename,

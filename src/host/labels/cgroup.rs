@@ -131,7 +131,8 @@ mod tests {
     const STATIC: &str = "0123456789abcdef0123456789abcdef";
     const OUTER: &str = "ffffffffffffffffffffffffffffffffffffffffffffffffffffffffffffffff";
 
-    /// `ID`, `OUTER`, `POD`, `UNDER` and `STATIC` stand for identifiers, in the text and in what is expected: `container pod service`,
+    /// `ID`, `OUTER`, `POD`, `UNDER` and `STATIC` stand for identifiers, in the text and in what is expected: `container pod
+    /// service`,
     /// `-` for none.
     fn check(text: &str, expected: &str) {
         let full = |text: &str| {
@@ -186,8 +187,9 @@ mod tests {
     }
 
     /// Kubelet: `podCgroupNamePrefix` in pkg/kubelet/cm/pod_container_manager_linux.go, `ToSystemd` and `ToCgroupfs` in
-    /// cgroup_manager_linux.go, Kubernetes 1.31. Below it containerd (`getCgroupsPath`, internal/cri/server/podsandbox/helpers_linux.go,
-    /// containerd 2.0) and CRI-O (`containerCgroupPath`, internal/config/cgmgr/systemd_linux.go, CRI-O 1.31).
+    /// cgroup_manager_linux.go, Kubernetes 1.31. Below it containerd (`getCgroupsPath`,
+    /// internal/cri/server/podsandbox/helpers_linux.go, containerd 2.0) and CRI-O (`containerCgroupPath`,
+    /// internal/config/cgmgr/systemd_linux.go, CRI-O 1.31).
     #[test]
     fn kubernetes() {
         let slice = "0::/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-podUNDER.slice";

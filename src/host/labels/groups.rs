@@ -1,7 +1,7 @@
 //! Places of control groups by their number, for processes that have exited when their first sample is handled.
 //!
-//! The number is the inode of the group's directory in the hierarchy of version 2 (Linux, `cgroup_id`). A thread reads it when the
-//! group is made: a container may be gone before its first sample is handled. A group that was removed is remembered for some
+//! The number is the inode of the group's directory in the hierarchy of version 2 (Linux, `cgroup_id`). A thread reads it when
+//! the group is made: a container may be gone before its first sample is handled. A group that was removed is remembered for some
 //! segments.
 
 use std::fs::{self, File};

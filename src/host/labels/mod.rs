@@ -116,8 +116,8 @@ impl LabelReader {
         }
     }
 
-    /// Attributes of the resource that a process belongs to, sorted by key. One that has exited, or could not be opened, has those
-    /// of its control group, by the number that was taken with the sample, and its name from there for the program's.
+    /// Attributes of the resource that a process belongs to, sorted by key. One that has exited, or could not be opened, has
+    /// those of its control group, by the number that was taken with the sample, and its name from there for the program's.
     pub fn resource(&mut self, process: &ProcessInstance) -> Rc<Attributes> {
         let started = process.started.filter(|_| process.run != 0);
         let Some(started) = started else {

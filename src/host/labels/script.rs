@@ -3,8 +3,8 @@
 /// Bytes of an argument that are examined.
 const MAX_ARGUMENT: usize = 4096;
 
-/// Name of the script of a command line as `/proc/PID/cmdline` has it: the file's, or the module's. `None`: it is not there (`-c`,
-/// standard input), or the process has overwritten its arguments.
+/// Name of the script of a command line as `/proc/PID/cmdline` has it: the file's, or the module's. `None`: it is not there
+/// (`-c`, standard input), or the process has overwritten its arguments.
 ///
 /// Options are those of CPython's documentation, "Command line and environment", 3.15.
 pub fn name(command_line: &[u8]) -> Option<String> {

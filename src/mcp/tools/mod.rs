@@ -32,8 +32,8 @@ pub struct Tool {
     run: fn(&mut Arguments, &Surroundings<'_>) -> Result<Call>,
 }
 
-/// Where an answer has text of programs and files: the schema describes what is under these keys as data, and nothing else is text. It
-/// says no more, since clients send the list of tools with each turn of a conversation.
+/// Where an answer has text of programs and files: the schema describes what is under these keys as data, and nothing else is
+/// text. It says no more, since clients send the list of tools with each turn of a conversation.
 struct AnswerText {
     /// Keys of the answer, beside `command`.
     keys: &'static [&'static str],

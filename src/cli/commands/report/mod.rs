@@ -273,8 +273,8 @@ impl ReportContext<'_> {
         Ok(("rows", list, text))
     }
 
-    /// By function, the interval of its share of self samples. None for text, and where something else than samples is shown: it does
-    /// not tell how many samples there were.
+    /// By function, the interval of its share of self samples. None for text, and where something else than samples is shown:
+    /// it does not tell how many samples there were.
     fn share_intervals(&self) -> Vec<(f64, f64)> {
         if self.is_short || *self.profile.count_type() != ValueType::SAMPLES {
             return Vec::new();
