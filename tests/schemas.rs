@@ -2,7 +2,7 @@
 //! schema requires is printed. Needs root, and what `.ci/install-mcp-clients` installs.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Stdio};
 
 use common::{Program, Scratch, live, mcp_client, nativeprof};
