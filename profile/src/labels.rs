@@ -2,7 +2,9 @@
 
 use std::collections::HashMap;
 
-use super::model::Profile;
+use super::model::{Frame, FrameId, FrameKind, Node, NodeId, Profile};
+use super::sums::sum_upwards;
+use super::values::Value;
 
 /// The labels of one sample, those of the outermost span first. The names of nested spans have the same key.
 pub type LabelSet = Vec<(String, String)>;
@@ -126,6 +128,64 @@ pub struct LabelRow {
 pub const SPAN: &str = "span";
 
 impl Profile {
+    /// A profile with the counts of this one in which labels are the functions: the stack of a sample are its labels, and samples
+    /// without any are at the root. Names of spans stand for themselves.
+    pub fn of_labels(&self) -> Profile {
+        let mut out = Profile {
+            meta: self.meta.clone(),
+            frames: vec![Frame::new(FrameKind::Root, "root")],
+            nodes: vec![Node::new(0, 0)],
+            ..Profile::default()
+        };
+        let (count, others) = (Value::per_count(self.count_type().clone(), 1), &self.value_types()[1..]);
+        // Of weighted samples, other amounts do not follow from the count.
+        let others = others.iter().filter(|value| value.is_per_count()).cloned();
+        out.values = std::iter::once(count).chain(others).collect();
+        // Labels come from the target: use hashers that resist collision attacks.
+        let mut frames: HashMap<&(String, String), FrameId> = HashMap::new();
+        let mut children: HashMap<(NodeId, FrameId), NodeId> = HashMap::new();
+        let mut of_sets = Vec::with_capacity(self.labels.sets.len());
+        for set in &self.labels.sets {
+            let mut at = 0;
+            for label in set {
+                let frame = *frames.entry(label).or_insert_with(|| {
+                    let (key, value) = label;
+                    let mut frame = match key.as_str() {
+                        SPAN => Frame::new(FrameKind::State, value.clone()),
+                        _ => Frame::new(FrameKind::State, format!("{key}={value}")),
+                    };
+                    // A span may be called like another label.
+                    frame.address = u64::from(key != SPAN);
+                    out.frames.push(frame);
+                    out.frames.len() as FrameId - 1
+                });
+                at = *children.entry((at, frame)).or_insert_with(|| {
+                    out.nodes.push(Node::new(frame, at));
+                    out.nodes.len() as NodeId - 1
+                });
+            }
+            of_sets.push(at);
+        }
+        let mut counts = vec![0u64; out.nodes.len()];
+        let mut timed = 0u64;
+        for sample in 0..self.timeline.len() {
+            let set = self.labels.of_samples.get(sample).map_or(0, |set| *set as usize);
+            let amount = self.sample_amount(0, sample);
+            timed = timed.saturating_add(amount);
+            if let Some(count) = of_sets.get(set).and_then(|node| counts.get_mut(*node as usize)) {
+                *count = count.saturating_add(amount);
+            }
+        }
+        // What the timeline does not have is without labels.
+        counts[0] = counts[0].saturating_add(self.total_amount(0).saturating_sub(timed));
+        sum_upwards(&mut counts, |at| Some(out.nodes[at].parent as usize));
+        out.nodes
+            .iter_mut()
+            .zip(counts)
+            .for_each(|(node, count)| node.count = count);
+        out
+    }
+
     /// Samples by label, in a value of the profile: spans first, then other keys by name, each with most samples first; the row
     /// without a label last.
     pub fn by_label(&self, value: usize) -> Vec<LabelRow> {

@@ -20,6 +20,18 @@ pub struct SampleColumns {
 }
 
 impl Profile {
+    /// Drops what is known of single samples; what nodes have stays.
+    pub fn forget_samples(&mut self) {
+        self.timeline = Vec::new();
+        self.sample_places = Vec::new();
+        (self.waits, self.labels) = (Waits::default(), Labels::default());
+        for value in &mut self.values {
+            if let Amounts::Each { samples, .. } = &mut value.amounts {
+                *samples = Vec::new();
+            }
+        }
+    }
+
     /// The rows of these samples (indices in the timeline), in this order.
     pub fn pick_samples(&self, rows: &[usize]) -> SampleColumns {
         let origins: Vec<(usize, usize)> = rows.iter().map(|row| (0, *row)).collect();
