@@ -477,7 +477,7 @@ fn errors() {
     assert!(stdout(&run(&["report", dask, "--by", "line"], "")).contains("a.py [no line]"));
     assert!(stdout(&run(&["report", empty], "")).contains("no rows"));
     assert!(stdout(&run(&["report", empty, "--tree"], "")).contains("no rows"));
-    assert!(stdout(&run(&["diff", dask, PROFILE], "")).contains("assumed independent"));
+    assert!(stdout(&run(&["diff", dask, PROFILE], "")).contains("by the error of sampling alone"));
 }
 
 /// Profiles of a busy program of five functions, weighted by their times.
@@ -522,7 +522,7 @@ fn differences() {
         profile(&scratch, "b.json", &[10, 23, 30]),
     );
     let hidden = |text: String| text.replace(scratch.directory().to_str().expect("UTF-8"), "DIR");
-    let same = stdout(&run(&["diff", &a, &a, "--fail-above", "0"], ""));
+    let same = stdout(&run(&["diff", &a, &a, "--single-run", "--fail-above", "0"], ""));
     assert!(
         same.contains("no significant change; any change of at least "),
         "{same}"
@@ -549,7 +549,7 @@ fn differences() {
         ("--fail-above 5", 0),
         ("--normalize time --fail-above 4.9", 3),
     ] {
-        let mut args = vec!["diff", &a, &b];
+        let mut args = vec!["diff", &a, &b, "--single-run"];
         args.extend(words.split_whitespace());
         let done = run(&args, "");
         let said = String::from_utf8_lossy(&done.stderr).into_owned();
@@ -561,16 +561,30 @@ fn differences() {
     let none = profile_of(&scratch, "d.json", &[1, 2], 1);
     for (file, limit, words) in [
         (&short, "2", ["undecided: ", "recordings of about "]),
-        (&short, "0.1", ["undecided: ", "use a higher limit"]),
+        (&short, "0.1", ["undecided: ", "minutes instead of"]),
         (&none, "2", ["undecided: ", "too few samples"]),
     ] {
-        let done = run(&["diff", file, file, "--fail-above", limit], "");
+        let done = run(&["diff", file, file, "--single-run", "--fail-above", limit], "");
         let said = String::from_utf8_lossy(&done.stderr).into_owned();
         assert_eq!(done.status.code(), Some(4), "{said}");
         assert!(words.iter().all(|word| said.contains(word)), "{said}");
     }
     // Decreases do not fail.
-    assert!(run(&["diff", &b, &a, "f1", "--fail-above", "3"], "").status.success());
+    assert!(
+        run(&["diff", &b, &a, "f1", "--single-run", "--fail-above", "3"], "")
+            .status
+            .success()
+    );
+    // One run of each side decides only on request.
+    let done = run(&["diff", &a, &b, "--fail-above", "3"], "");
+    let said = String::from_utf8_lossy(&done.stderr).into_owned();
+    assert_eq!(done.status.code(), Some(4), "{said}");
+    assert!(
+        said.contains("--before A1 A2 A3 --after B1 B2 B3") && said.contains("--single-run"),
+        "{said}"
+    );
+    let table = String::from_utf8_lossy(&done.stdout);
+    assert!(table.contains("+3.17"), "the table is printed all the same: {table}");
 }
 
 #[test]

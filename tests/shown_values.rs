@@ -240,9 +240,9 @@ fn traced_calls_are_compared_by_their_time() {
         "{said}"
     );
     refused(
-        &["diff", &a, &b, "--value", "calls", "--normalize", "time"],
-        1,
-        &["calls are no time"],
+        &["diff", &a, &b, "--value", "calls", "--normalize", "rate"],
+        2,
+        &["calls are compared as numbers", "--value wall"],
     );
 }
 

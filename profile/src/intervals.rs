@@ -4,7 +4,7 @@
 //! information. Samples of a program that does one thing for a while give less: the profile is divided into blocks of
 //! equal length, and where the share varies more between them than that of independent samples would, by this factor.
 
-use super::diff::{quantile, self_by_block};
+use super::diff::quantile;
 use super::model::Profile;
 use super::stats::Stats;
 
@@ -55,6 +55,28 @@ pub fn self_shares(profile: &Profile) -> Vec<(f64, f64)> {
         wilson(share, all / factor, z)
     };
     counts.iter().zip(squares).map(interval).collect()
+}
+
+/// Samples that ended in each node, for each block of time.
+fn self_by_block(profile: &Profile, blocks: usize) -> impl Iterator<Item = Vec<u64>> {
+    let times = || profile.timeline.iter().map(|sample| sample.time);
+    let (first, last) = (times().min().unwrap_or(0), times().max().unwrap_or(0));
+    let span = u128::from(last - first) + 1;
+    let block = move |time: u64| (u128::from(time - first) * blocks as u128 / span) as usize;
+    let mut by_block: Vec<Vec<(u32, u64)>> = vec![Vec::new(); blocks];
+    for (at, sample) in profile.timeline.iter().enumerate() {
+        by_block[block(sample.time)].push((sample.node, profile.sample_amount(0, at)));
+    }
+    let nodes = profile.nodes.len();
+    by_block.into_iter().map(move |samples| {
+        let mut self_counts = vec![0u64; nodes];
+        for (node, amount) in samples {
+            if let Some(count) = self_counts.get_mut(node as usize) {
+                *count = count.saturating_add(amount);
+            }
+        }
+        self_counts
+    })
 }
 
 /// The interval of a share that was found among so many independent samples.

@@ -60,19 +60,19 @@ impl ViewOptions {
         Ok(self.without_hidden(profile))
     }
 
-    /// The views of two profiles to compare. The function to focus on may be in one of them only; samples that do not have
+    /// The views of profiles to compare. The function to focus on may be in one of them only; samples that do not have
     /// it are at the root, so that shares remain those of all samples.
     ///
     /// # Errors
-    /// If neither has the function to focus on.
-    pub fn apply_to_both(&self, profiles: [Profile; 2]) -> Result<[Profile; 2], NoSuchFunction> {
-        let mut profiles = profiles.map(|profile| self.folded(profile));
+    /// If none has the function to focus on.
+    pub fn apply_to_all(&self, profiles: Vec<Profile>) -> Result<Vec<Profile>, NoSuchFunction> {
+        let mut profiles: Vec<Profile> = profiles.into_iter().map(|profile| self.folded(profile)).collect();
         if let Some(name) = &self.focus {
-            let named = profiles.each_ref().map(|profile| functions_named(profile, name));
+            let named: Vec<_> = profiles.iter().map(|profile| functions_named(profile, name)).collect();
             if named.iter().all(Option::is_none) {
                 return Err(NoSuchFunction {
                     name: name.clone(),
-                    similar: similar(&profiles[1], name),
+                    similar: profiles.last().map_or(Vec::new(), |profile| similar(profile, name)),
                 });
             }
             for (profile, named) in profiles.iter_mut().zip(named) {
@@ -80,7 +80,10 @@ impl ViewOptions {
                 *profile = focus_on(profile, &named, Folding::ROOT);
             }
         }
-        Ok(profiles.map(|profile| self.without_hidden(profile)))
+        Ok(profiles
+            .into_iter()
+            .map(|profile| self.without_hidden(profile))
+            .collect())
     }
 
     /// The profile with one frame for each group of frames that is shown as one.

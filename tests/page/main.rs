@@ -14,7 +14,7 @@ use nativeprof::export::by_name;
 use nativeprof::export::html;
 use nativeprof::export::html::Comparison;
 use nativeprof::profile::diff;
-use nativeprof::profile::diff::{DiffOptions, Metric, Normalization, RowKind};
+use nativeprof::profile::diff::{DiffOptions, Metric, Normalization, RowKind, Run, Side};
 use nativeprof::profile::labels::Labels;
 use nativeprof::profile::lags::Lag;
 use nativeprof::profile::model::{Assembly, Frame, FrameKind, Profile, SampledInstruction, TimelineSample};
@@ -436,8 +436,14 @@ fn comparison(directory: &Path) {
         metric: Metric::Total,
         confidence: 0.99,
         interpreter: false,
-        grains: [1.0; 2],
     };
+    let [a, b] = [&a, &b].map(|profile| {
+        Side::of_one(Run {
+            profile,
+            grain: 1.0,
+            clock: None,
+        })
+    });
     let both = diff::both(&a, &b, &options);
     let comparison = Comparison {
         both: &both,

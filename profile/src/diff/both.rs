@@ -3,42 +3,24 @@
 use std::collections::HashMap;
 
 use super::matching::RowMap;
-use super::{DiffOptions, Normalization, SAMPLES_PER_PROCESS, total};
+use super::runs::per_unit;
+use super::{DiffOptions, Normalization, Side};
 use crate::model::{Frame, FrameKind, Meta, Node, NodeId, Profile};
 use crate::stats::Stats;
 use crate::sums::sum_upwards;
 use crate::values::{Amounts, Unit, Value, ValueType};
 
-/// All of a profile, as a share; also one second, in nanoseconds.
+/// All of a profile, as a share; also one second, in nanoseconds, and one thing that is counted.
 pub const WHOLE: u64 = 1_000_000_000;
 
-/// The names of the values of [`Both::profile`], in their order.
+/// The names of the values of the profile of [`both`], in their order.
 const VALUES: [&str; 3] = ["mean of both", "before", "after"];
 
-/// What is known of the noise of one of the profiles. Amounts are in the unit of [`Normalization`], not in parts of [`WHOLE`].
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct DiffSide {
-    /// The counts of the profile that make 1.
-    pub total: f64,
-    /// The amount that one independent sample represents.
-    pub of_sample: f64,
-    /// The same for what one recording cannot show, the difference between two processes.
-    pub of_process: f64,
-}
-
-/// Two profiles as one, with a tree that has the stacks of both. Processes and threads are left out, since their IDs differ.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Both {
-    /// Its values are the mean of both, the older and the newer profile, in parts of [`WHOLE`]. Lines are those of the newer
-    /// one.
-    pub profile: Profile,
-    /// The noise of the older and of the newer profile.
-    pub sides: [DiffSide; 2],
-}
-
-/// Combines `a` and the newer `b`.
-pub fn both(a: &Profile, b: &Profile, options: &DiffOptions) -> Both {
-    let stats = [Stats::new(a), Stats::new(b)];
+/// Both sides of a comparison as one profile, with a tree that has the stacks of both. Its values are the mean of both, the older
+/// and the newer side, in parts of [`WHOLE`]. Lines are those of the newer one. Processes and threads are left out, since their IDs
+/// differ.
+pub fn both(a: &Side<'_>, b: &Side<'_>, options: &DiffOptions) -> Profile {
+    let stats = [Stats::new(a.sum), Stats::new(b.sum)];
     let units = RowMap::of_functions(&stats[0], &stats[1]);
     let mut frames: Vec<Frame> = units.frames.iter().map(|frame| (*frame).clone()).collect();
     let root = frames.len() as u32;
@@ -46,11 +28,10 @@ pub fn both(a: &Profile, b: &Profile, options: &DiffOptions) -> Both {
     let mut nodes = vec![Node::new(root, 0)];
     let mut known: HashMap<(NodeId, u32), NodeId> = HashMap::new();
     let mut amounts: [Vec<u64>; 2] = [vec![0], vec![0]];
-    let mut sides = Vec::new();
-    for (i, profile) in [a, b].into_iter().enumerate() {
-        let samples = stats[i].samples();
-        let total = total(profile, samples, options.normalization);
-        let total = if total > 0.0 { total } else { 1.0 };
+    for (i, side) in [a, b].into_iter().enumerate() {
+        let profile = side.sum;
+        let total = Some(per_unit(side, options.normalization)).filter(|total| *total > 0.0);
+        let total = total.unwrap_or(1.0);
         let part = |count: u64| (count as f64 / total * WHOLE as f64).round() as u64;
         let (mut place, mut sum) = (vec![0; profile.nodes.len()], 0u64);
         for (at, node) in profile.nodes.iter().enumerate() {
@@ -94,11 +75,6 @@ pub fn both(a: &Profile, b: &Profile, options: &DiffOptions) -> Both {
                 }
             }
         }
-        sides.push(DiffSide {
-            total,
-            of_sample: options.grains[i] / total,
-            of_process: samples as f64 / total / SAMPLES_PER_PROCESS,
-        });
     }
     amounts.iter_mut().for_each(|side| side.resize(nodes.len(), 0));
     for at in 0..nodes.len() {
@@ -115,7 +91,7 @@ pub fn both(a: &Profile, b: &Profile, options: &DiffOptions) -> Both {
     forget_unused(&mut frames, &mut nodes);
     let unit = match options.normalization {
         Normalization::Time => Unit::Nanoseconds,
-        Normalization::Share | Normalization::Rate => Unit::Count,
+        Normalization::Share | Normalization::Rate | Normalization::Number => Unit::Count,
     };
     let [before, after] = amounts;
     let values = [Vec::new(), before, after]
@@ -128,22 +104,18 @@ pub fn both(a: &Profile, b: &Profile, options: &DiffOptions) -> Both {
                 samples: Vec::new(),
             },
         });
-    let profile = Profile {
+    Profile {
         // What the categories of code depend on.
         meta: Meta {
-            version: b.meta.version.clone(),
-            command: b.meta.command.clone(),
-            python: b.meta.python.clone(),
+            version: b.sum.meta.version.clone(),
+            command: b.sum.meta.command.clone(),
+            python: b.sum.meta.python.clone(),
             ..Meta::default()
         },
         frames,
         nodes,
         values: values.collect(),
         ..Profile::default()
-    };
-    Both {
-        profile,
-        sides: [sides[0], sides[1]],
     }
 }
 
@@ -169,7 +141,7 @@ fn forget_unused(frames: &mut Vec<Frame>, nodes: &mut [Node]) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::diff::{Metric, RowKind};
+    use crate::diff::{Metric, RowKind, Run};
 
     /// A profile of stacks of Python functions, with their samples.
     fn profile(stacks: &[(&[&str], u64)]) -> Profile {
@@ -202,13 +174,19 @@ mod tests {
             metric: Metric::Total,
             confidence: 0.99,
             interpreter: false,
-            grains: [1.0; 2],
         };
+        let [a, b] = [&a, &b].map(|profile| {
+            Side::of_one(Run {
+                profile,
+                grain: 1.0,
+                clock: None,
+            })
+        });
         let both = both(&a, &b, &options);
         let column = |at: usize| {
-            let amounts = both.profile.amounts(at);
-            let rows = both.profile.nodes.iter().zip(amounts.iter());
-            let rows = rows.map(|(node, amount)| (both.profile.frames[node.frame as usize].name.as_str(), *amount));
+            let amounts = both.amounts(at);
+            let rows = both.nodes.iter().zip(amounts.iter());
+            let rows = rows.map(|(node, amount)| (both.frames[node.frame as usize].name.as_str(), *amount));
             let mut rows: Vec<_> = rows.collect();
             rows.sort_unstable();
             rows
@@ -245,13 +223,10 @@ mod tests {
             ]
         );
         let new = both
-            .profile
             .nodes
             .iter()
-            .find(|n| both.profile.frames[n.frame as usize].name == "new")
+            .find(|n| both.frames[n.frame as usize].name == "new")
             .unwrap();
         assert_eq!(new.lines[&3], all / 4);
-        assert_eq!(both.sides[1].total, 40.0);
-        assert_eq!(both.sides[1].of_sample, 1.0 / 40.0);
     }
 }

@@ -1,52 +1,51 @@
-//! Changes between two profiles, and their statistical significance.
+//! Changes between two profiles, or between several runs of each side, and their statistical significance.
 //!
-//! For each row (function, module) the interval of its change has the width of the wider of two estimates of the noise
-//! within the recordings, and that of the noise between processes:
+//! There are two questions ([`Question`]):
 //!
-//! - of sampling: counts as those of independent samples, with both profiles' pooled share (the score test of two
-//!   proportions, or of two Poisson rates), which holds for small counts;
-//! - of time: samples of a thread are autocorrelated, as a program does one thing for a while. Both recordings are
-//!   divided into the same number of blocks of equal length; the differences between corresponding blocks have the
-//!   variance within the runs, on any time scale. Phases that both runs have at the same times cancel out;
-//! - between processes: the memory layout differs between processes and moves time between functions, for however long
-//!   each is sampled. One recording of each side cannot measure that, so it is assumed: a process is worth at most
-//!   `SAMPLES_PER_PROCESS` independent samples.
-//!
-//! For interpreter-internal functions that effect is far larger (a third of the time of its allocator and number types,
-//! measured with equal runs of a loop over numbers). They are tested on request only; the Python functions that call
-//! them always are.
+//! - With one run of each side: do these two recordings differ? The only error is that of sampling. Samples are taken as independent
+//!   ones, which is a bound: ticks keep their rate, so that a phase of the program has nearly the same number of samples in each run,
+//!   however long it is. Where the CPU time of the target was measured by its own clock, `time` and `rate` have their scale from
+//!   it, and all time is exact.
+//! - With several runs of a side: would two more runs differ likewise? The error is the spread between runs.
 //!
 //! The intervals hold simultaneously with the requested confidence (Bonferroni: each gets its share of the error). A
-//! row whose interval excludes zero has changed.
+//! row whose interval excludes zero has changed. This is the only test: tables, pages and gates have it from here.
+//!
+//! Interpreter-internal functions vary with the memory layout of each process (a third of the time of the interpreter's allocator
+//! and number types, measured with equal runs of a loop over numbers). They are tested on request only; the Python functions that
+//! call them always are.
 
 use std::collections::HashSet;
 
 use super::category::{START, THREAD_START};
 use super::model::{Frame, FrameKind, Profile};
-use super::stats::{SelfTotal, Stats};
-use super::values::Unit;
+use super::stats::Stats;
 
 mod both;
+mod interval;
+mod limits;
+mod makes_up;
 mod matching;
 pub(super) mod quantile;
+mod runs;
 
-pub use both::{Both, DiffSide, WHOLE, both};
+pub use both::{WHOLE, both};
+pub use interval::Question;
 pub use matching::RowMap;
+pub use runs::{CpuClock, Run, Side, grain};
 
+use interval::{ErrorRate, Part, estimate};
+use runs::RunCounts;
+
+#[cfg(test)]
+mod coverage;
 #[cfg(test)]
 mod tests;
 
-/// Blocks of time: enough for a variance, few enough for long ones.
-const MAX_BLOCKS: usize = 64;
-const MIN_BLOCKS: usize = 4;
-/// Samples in a block, at least, as long as that leaves some blocks.
-const PER_BLOCK: u64 = 50;
-/// Independent samples with as much information as one process sampled forever. Measured with 24 processes that looped
-/// over and sorted numbers, by the variance of a function's share beyond that of sampling: worth 20,000 for the
-/// function that reads the most memory and its key function, 100,000 and more for four others.
-const SAMPLES_PER_PROCESS: f64 = 50_000.0;
-/// Rows with fewer samples in both profiles together could not show any change, and are not tested.
+/// Rows with fewer independent samples in all profiles together could hardly show any change, and are not tested.
 const MIN_SAMPLES: f64 = 10.0;
+/// The part of the error that the row of all time gets: it is what people look at first, and one row of many otherwise.
+const ERROR_OF_ALL: f64 = 0.25;
 
 /// How the profiles are normalized.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,6 +56,8 @@ pub enum Normalization {
     Rate,
     /// CPU seconds: for runs that did the same work.
     Time,
+    /// Numbers as they were counted, without any error: for calls.
+    Number,
 }
 
 /// What a row of a comparison stands for.
@@ -90,35 +91,6 @@ pub struct DiffOptions {
     pub confidence: f64,
     /// Also test interpreter-internal functions.
     pub interpreter: bool,
-    /// How much of the compared value one independent sample represents, in each profile: 1 for samples, see [`grain`].
-    pub grains: [f64; 2],
-}
-
-/// How much of a value (an index in [`Profile::value_types`]) one independent sample represents: of samples with
-/// different weights, the sum of their squares by their sum; without a timeline, the mean for each count. At least 1.
-pub fn grain(profile: &Profile, value: usize) -> f64 {
-    let root = |value: usize| profile.amounts(value).first().copied().unwrap_or(0) as f64;
-    let (mut sum, mut squares) = (0.0, 0.0);
-    for sample in 0..profile.timeline.len() {
-        let weight = profile.sample_amount(value, sample) as f64;
-        sum += weight;
-        squares += weight * weight;
-    }
-    let grain = if profile.is_timed() && sum > 0.0 {
-        squares / sum
-    } else {
-        root(value) / root(0).max(1.0)
-    };
-    grain.max(1.0)
-}
-
-/// Changes smaller than this may be noise; in the unit of [`Normalization`].
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct DetectionLimit {
-    /// The limit of these two recordings.
-    pub now: f64,
-    /// For recordings of any length: the noise between processes.
-    pub of_processes: f64,
 }
 
 /// A row of both profiles.
@@ -126,19 +98,21 @@ pub struct DetectionLimit {
 pub struct Change<'a> {
     /// A frame of the row (of the newer profile if it is there): a function, or one of the module.
     pub frame: &'a Frame,
-    /// Samples of the older and of the newer profile.
+    /// Samples of the older and of the newer side, in all runs.
     pub samples: (u64, u64),
-    /// In the unit of [`Normalization`]: parts, or seconds (per second).
+    /// In the unit of [`Normalization`]: parts, seconds (per second), or a number; the mean of all runs.
     pub before: f64,
-    /// The same of the newer profile.
+    /// The same of the newer side.
     pub after: f64,
-    /// Interval of the change; `None` for a row with too few samples, and for an interpreter-internal function that is
-    /// not tested.
+    /// Interval of the change; `None` for a number, for a row with too few samples, and for an interpreter-internal function that
+    /// is not tested.
     pub interval: Option<(f64, f64)>,
-    /// Of a row with an interval.
-    pub limit: Option<DetectionLimit>,
+    /// Of a number, the lowest and the highest one of the older and of the newer runs.
+    pub ranges: Option<[(u64, u64); 2]>,
     /// Interpreter-internal; not tested by default.
     pub interpreter_internal: bool,
+    /// Of shares: it changed because others did. Its part of what these leave has not changed.
+    pub makes_up: bool,
 }
 
 impl Change<'_> {
@@ -147,45 +121,72 @@ impl Change<'_> {
         self.after - self.before
     }
 
-    /// Whether it is statistically significant.
+    /// The change as far as it is more than the difference of runs of one side: that of both amounts, or how far apart the ranges
+    /// of a number are.
+    pub fn proved(&self) -> f64 {
+        match self.ranges {
+            None => self.change(),
+            Some([before, after]) if before.1 < after.0 => (after.0 - before.1) as f64,
+            Some([before, after]) if after.1 < before.0 => -((before.0 - after.1) as f64),
+            Some(_) => 0.0,
+        }
+    }
+
+    /// Whether a number differs between runs of one side.
+    pub fn varies(&self) -> bool {
+        self.ranges
+            .is_some_and(|ranges| ranges.iter().any(|(lowest, highest)| lowest != highest))
+    }
+
+    /// Whether it is statistically significant; of a number, whether no run of one side has one as in the other.
     pub fn is_significant(&self) -> bool {
-        self.interval.is_some_and(|(low, high)| low > 0.0 || high < 0.0)
+        match self.ranges {
+            Some(_) => self.proved() != 0.0,
+            None => self.interval.is_some_and(|(low, high)| low > 0.0 || high < 0.0),
+        }
+    }
+
+    /// Changes smaller than this may not be seen, in the unit of [`Normalization`]; `None` without an interval.
+    pub fn detectable(&self) -> Option<f64> {
+        let (low, high) = self.interval?;
+        Some((high - self.change()).max(self.change() - low))
     }
 }
 
 /// The complete comparison.
 #[derive(Debug)]
 pub struct Diff<'a> {
+    /// What the intervals are about.
+    pub question: Question,
     /// Significant changes first, then the others; each largest change first.
     pub rows: Vec<Change<'a>>,
-    /// CPU time altogether, for [`Normalization::Rate`] and [`Normalization::Time`].
+    /// All together, where it can differ: not for [`Normalization::Share`].
     pub all: Option<Change<'a>>,
-    /// Blocks of time; `None` if a profile has no timeline; samples are then assumed independent.
-    pub blocks: Option<usize>,
     /// Python files whose functions are in another file of the newer profile: both paths.
     pub renamed: Vec<(&'a str, &'a str)>,
 }
 
 /// Compares `b` with the older `a`.
-pub fn diff<'a>(a: &'a Profile, b: &'a Profile, options: &DiffOptions) -> Diff<'a> {
-    let mut stats = [Stats::new(a), Stats::new(b)];
+pub fn diff<'a>(a: &Side<'a>, b: &Side<'a>, options: &DiffOptions) -> Diff<'a> {
+    let stats = [Stats::new(a.sum), Stats::new(b.sum)];
     let units = match options.by {
         RowKind::Function => RowMap::of_functions(&stats[0], &stats[1]),
         RowKind::Module => RowMap::of_modules(&stats[0], &stats[1]),
     };
-    let count = |counts: SelfTotal| match options.metric {
-        Metric::SelfCount => counts.self_count,
-        Metric::Total => counts.total,
+    let mut runs = runs::counted([a, b], &stats, &units, options.normalization);
+    let counts = Counts::new(&runs, units.frames.len(), options.metric);
+    let question = question(&runs, [a, b], options.normalization);
+    let pairs = match question {
+        Question::Runs { paired: true, .. } => runs::pairs([a, b]),
+        _ => None,
     };
-    let samples = [stats[0].samples(), stats[1].samples()];
-    let counts = |i: usize| stats[i].group(units.frames.len(), &units.of[i]).into_iter().map(count);
-    let counts: Vec<(u64, u64)> = counts(0).zip(counts(1)).collect();
+
     // Which of two adjacent instructions is sampled varies between runs. For total samples, inlined functions need not
     // be distinguished from those around them.
     let inlined = |unit: usize| options.metric == Metric::Total && units.frames[unit].kind == FrameKind::Inlined;
-    let shown = |unit: usize| counts[unit] != (0, 0) && !(options.by == RowKind::Function && inlined(unit));
+    let shown = |unit: usize| counts.sum(unit) != (0, 0) && !(options.by == RowKind::Function && inlined(unit));
     let interpreters = match (options.by, options.interpreter) {
-        (RowKind::Function, false) => interpreters([a, b]),
+        (RowKind::Function, false) if options.normalization != Normalization::Number => interpreters([a.sum, b.sum]),
         _ => HashSet::new(),
     };
     let native = |frame: &Frame| matches!(frame.kind, FrameKind::Native | FrameKind::Inlined);
@@ -195,101 +196,70 @@ pub fn diff<'a>(a: &'a Profile, b: &'a Profile, options: &DiffOptions) -> Diff<'
         let is_interpreter = |frame: &Frame| interpreters.contains(&*frame.module) || is_row(frame);
         !interpreters.is_empty() && native(frame) && is_interpreter(frame)
     };
-    let grains = options.grains;
-    let least = |unit: usize| counts[unit].0 as f64 / grains[0] + counts[unit].1 as f64 / grains[1] >= MIN_SAMPLES;
-    let tested: Vec<usize> = (0..counts.len())
-        .filter(|i| shown(*i) && !is_internal(*i) && least(*i))
-        .collect();
+    let is_exact = options.normalization == Normalization::Number;
+    let sound = runs.iter().flatten().all(RunCounts::is_sound);
+    let is_tested =
+        |unit: usize| sound && !is_exact && !is_internal(unit) && counts.independent(unit, &runs) >= MIN_SAMPLES;
+    let tested = (0..units.frames.len())
+        .filter(|unit| shown(*unit) && is_tested(*unit))
+        .count();
+    let has_all = options.normalization != Normalization::Share;
+    let error = 1.0 - options.confidence;
+    let of_rows = if has_all { error * (1.0 - ERROR_OF_ALL) } else { error };
+    let rate = ErrorRate::new(of_rows / tested.max(1) as f64);
 
-    let profiles = [a, b];
-    let timed = (0..2).all(|i| profiles[i].is_timed() && samples[i] > 0);
-    let independent = [0, 1].map(|i| (samples[i] as f64 / grains[i]) as u64);
-    let blocks = (independent[0].min(independent[1]) / PER_BLOCK).clamp(MIN_BLOCKS as u64, MAX_BLOCKS as u64) as usize;
-    // By block, the samples of each tested row and of all.
-    let mut in_blocks: [Vec<(Vec<u64>, u64)>; 2] = Default::default();
-    if timed {
-        for i in 0..2 {
-            for self_count in self_by_block(profiles[i], blocks) {
-                stats[i].select(self_count);
-                let all = stats[i].group(units.frames.len(), &units.of[i]);
-                let rows = tested.iter().map(|row| count(all[*row])).collect();
-                in_blocks[i].push((rows, stats[i].samples()));
-            }
-        }
-    }
-
-    let totals = [0, 1].map(|i| total(profiles[i], samples[i], options.normalization));
-    let scales = totals.map(|total| 1.0 / total);
-    let error = (1.0 - options.confidence) / (tested.len().max(1) as f64) / 2.0;
-    let z = quantile::student(error, quantile::NORMAL);
-    let t = quantile::student(error, blocks as u32 - 1);
-    let test = |x: (u64, u64), in_block: &dyn Fn(usize, usize) -> (u64, u64)| {
-        // Quotients, not products: all of all is 1 whatever the count.
-        let [before, after] = [x.0 as f64 / totals[0], x.1 as f64 / totals[1]];
-        let pooled = (x.0 as f64 + x.1 as f64) / (totals[0] + totals[1]);
-        let of_share = if options.normalization == Normalization::Share {
-            (1.0 - pooled).max(0.0)
-        } else {
-            1.0
-        };
-        let spread = |one: [f64; 2]| z * (pooled * (one[0] + one[1]) * of_share).sqrt();
-        let between = spread([0, 1].map(|i| scales[i] * samples[i] as f64 / SAMPLES_PER_PROCESS));
-        let mut half = spread([0, 1].map(|i| scales[i] * grains[i]));
-        if timed {
-            // A block's part of the change, with the expected share of its samples taken off where shares are compared.
-            let part = |i: usize, k: usize, total: u64| {
-                let (here, all) = in_block(i, k);
-                let expected = match options.normalization {
-                    Normalization::Share => total as f64 / samples[i].max(1) as f64 * all as f64,
-                    Normalization::Rate | Normalization::Time => 0.0,
-                };
-                scales[i] * (here as f64 - expected)
-            };
-            let parts: Vec<f64> = (0..blocks).map(|k| part(1, k, x.1) - part(0, k, x.0)).collect();
-            let mean = parts.iter().sum::<f64>() / blocks as f64;
-            let squares: f64 = parts.iter().map(|part| (part - mean).powi(2)).sum();
-            half = half.max(t * (squares * blocks as f64 / (blocks as f64 - 1.0)).sqrt());
-        }
-        half = half.hypot(between);
-        let (mut low, mut high) = (after - before - half, after - before + half);
-        if options.normalization == Normalization::Share {
-            // A share is a part of 1.
-            (low, high) = (low.max(-1.0), high.min(1.0));
-        }
-        let limit = DetectionLimit {
-            now: half,
-            of_processes: between,
-        };
-        (before, after, (low, high), limit)
+    let mean = |i: usize, unit: usize| {
+        let amounts = runs[i]
+            .iter()
+            .zip(&counts.of[i])
+            .map(|(run, counts)| run.amount(counts[unit]));
+        amounts.sum::<f64>() / runs[i].len().max(1) as f64
     };
-    let sound = totals.iter().all(|total| total.is_finite() && *total > 0.0);
-    let mut rows: Vec<Change<'a>> = Vec::new();
-    let mut next = 0;
-    for (unit, frame) in units.frames.iter().enumerate() {
-        let x = counts[unit];
-        if !shown(unit) {
-            continue;
-        }
-        let of = |x: u64, total: f64| if total > 0.0 { x as f64 / total } else { 0.0 };
-        let mut row = Change {
-            frame,
-            samples: x,
-            before: of(x.0, totals[0]),
-            after: of(x.1, totals[1]),
-            interval: None,
-            limit: None,
-            interpreter_internal: is_internal(unit),
-        };
-        if tested.get(next) == Some(&unit) {
-            if sound {
-                let at = next;
-                let (_, _, interval, limit) = test(x, &|i, k| (in_blocks[i][k].0[at], in_blocks[i][k].1));
-                (row.interval, row.limit) = (Some(interval), Some(limit));
-            }
-            next += 1;
-        }
-        rows.push(row);
+    let mut rows: Vec<(usize, Change<'a>)> = Vec::new();
+    for (unit, frame) in units.frames.iter().enumerate().filter(|(unit, _)| shown(*unit)) {
+        let interval = is_tested(unit).then(|| {
+            let [before, after] = counts.parts(unit);
+            estimate(&runs, pairs.as_deref(), [&before, &after], false, &rate).interval
+        });
+        rows.push((
+            unit,
+            Change {
+                frame,
+                samples: counts.sum(unit),
+                before: mean(0, unit),
+                after: mean(1, unit),
+                interval,
+                ranges: is_exact.then(|| counts.ranges(unit)),
+                interpreter_internal: is_internal(unit),
+                makes_up: false,
+            },
+        ));
     }
+    let root = [b.sum, a.sum]
+        .into_iter()
+        .find_map(|p| p.frames.get(p.nodes.first()?.frame as usize));
+    let all = root.filter(|_| has_all && (sound || is_exact)).map(|frame| {
+        let rate = ErrorRate::new(error * ERROR_OF_ALL);
+        let parts = counts
+            .all
+            .each_ref()
+            .map(|all| all.iter().copied().map(Part::of_run).collect::<Vec<_>>());
+        let of_all = estimate(&runs, pairs.as_deref(), [&parts[0], &parts[1]], true, &rate);
+        Change {
+            frame,
+            samples: (sum(&counts.all[0]), sum(&counts.all[1])),
+            before: of_all.before,
+            after: of_all.after,
+            interval: (!is_exact).then_some(of_all.interval),
+            ranges: is_exact.then(|| counts.all.each_ref().map(|all| range(all.iter().copied()))),
+            interpreter_internal: false,
+            makes_up: false,
+        }
+    });
+    if options.normalization == Normalization::Share {
+        makes_up::mark(&mut rows, &mut runs, pairs.as_deref(), options.metric, &rate);
+    }
+    let mut rows: Vec<Change<'a>> = rows.into_iter().map(|(_, row)| row).collect();
     rows.sort_by(|a, b| {
         let order = |row: &Change<'_>| (row.is_significant(), row.interval.is_some());
         let size = |row: &Change<'_>| row.change().abs();
@@ -298,44 +268,75 @@ pub fn diff<'a>(a: &'a Profile, b: &'a Profile, options: &DiffOptions) -> Diff<'
             .then(size(b).total_cmp(&size(a)))
             .then_with(|| a.frame.name.cmp(&b.frame.name))
     });
-    let root = [b, a]
-        .into_iter()
-        .find_map(|p| p.frames.get(p.nodes.first()?.frame as usize));
-    let all = root
-        .filter(|_| sound && options.normalization != Normalization::Share)
-        .map(|frame| {
-            let x = (samples[0], samples[1]);
-            let (before, after, interval, limit) = test(x, &|i, k| (in_blocks[i][k].1, in_blocks[i][k].1));
-            Change {
-                frame,
-                samples: x,
-                before,
-                after,
-                interval: Some(interval),
-                limit: Some(limit),
-                interpreter_internal: false,
-            }
-        });
     Diff {
+        question,
         rows,
         all,
-        blocks: timed.then_some(blocks),
         renamed: units.renamed,
     }
 }
 
-/// Samples per unit of the comparison; 0 if unknown.
-fn total(profile: &Profile, samples: u64, normalization: Normalization) -> f64 {
-    // Amounts of time have a unit; samples need their rate.
-    let rate = match profile.count_type().unit {
-        Unit::Nanoseconds => 1e9,
-        _ => profile.meta.rate as f64,
-    };
-    match normalization {
-        Normalization::Share => samples as f64,
-        Normalization::Rate => rate * profile.meta.duration,
-        Normalization::Time => rate,
+fn question(runs: &[Vec<RunCounts<'_>>; 2], sides: [&Side<'_>; 2], normalization: Normalization) -> Question {
+    match (normalization, runs.each_ref().map(Vec::len)) {
+        (Normalization::Number, _) => Question::Numbers,
+        (_, [..=1, ..=1]) => Question::Recordings,
+        (_, runs) => Question::Runs {
+            runs,
+            paired: runs::pairs(sides).is_some(),
+        },
     }
+}
+
+/// The counts of all rows in all runs.
+struct Counts {
+    /// By side and run, the count of each row.
+    of: [Vec<Vec<u64>>; 2],
+    /// By side and run, the count of the run.
+    all: [Vec<u64>; 2],
+}
+
+impl Counts {
+    fn new(runs: &[Vec<RunCounts<'_>>; 2], rows: usize, metric: Metric) -> Counts {
+        Counts {
+            of: runs
+                .each_ref()
+                .map(|runs| runs.iter().map(|run| run.counts(rows, metric)).collect()),
+            all: runs
+                .each_ref()
+                .map(|runs| runs.iter().map(|run| run.stats.samples()).collect()),
+        }
+    }
+
+    fn row(&self, side: usize, unit: usize) -> impl Iterator<Item = u64> + Clone {
+        self.of[side].iter().map(move |counts| counts[unit])
+    }
+
+    fn sum(&self, unit: usize) -> (u64, u64) {
+        let sum = |side| self.row(side, unit).fold(0, u64::saturating_add);
+        (sum(0), sum(1))
+    }
+
+    fn parts(&self, unit: usize) -> [Vec<Part>; 2] {
+        [0, 1].map(|side| self.row(side, unit).map(Part::of_run).collect())
+    }
+
+    fn ranges(&self, unit: usize) -> [(u64, u64); 2] {
+        [0, 1].map(|side| range(self.row(side, unit)))
+    }
+
+    /// Independent samples in all runs.
+    fn independent(&self, unit: usize, runs: &[Vec<RunCounts<'_>>; 2]) -> f64 {
+        let of = |side: usize| self.row(side, unit).zip(&runs[side]);
+        of(0).chain(of(1)).map(|(count, run)| count as f64 / run.grain).sum()
+    }
+}
+
+fn sum(counts: &[u64]) -> u64 {
+    counts.iter().fold(0, |sum, count| sum.saturating_add(*count))
+}
+
+fn range(counts: impl Iterator<Item = u64> + Clone) -> (u64, u64) {
+    (counts.clone().min().unwrap_or(0), counts.max().unwrap_or(0))
 }
 
 /// Modules with an evaluation loop (by the names it has in CPython 3.6 to 3.15, Python/ceval.c).
@@ -343,26 +344,4 @@ fn interpreters(profiles: [&Profile; 2]) -> HashSet<&str> {
     let frames = profiles.into_iter().flat_map(|p| &p.frames);
     let runs_bytecode = |f: &&Frame| f.kind == FrameKind::Native && f.name.starts_with("_PyEval_EvalFrameDefault");
     frames.filter(runs_bytecode).map(|f| &*f.module).collect()
-}
-
-/// Samples that ended in each node, for each block of time.
-pub(super) fn self_by_block(profile: &Profile, blocks: usize) -> impl Iterator<Item = Vec<u64>> {
-    let times = || profile.timeline.iter().map(|sample| sample.time);
-    let (first, last) = (times().min().unwrap_or(0), times().max().unwrap_or(0));
-    let span = u128::from(last - first) + 1;
-    let block = move |time: u64| (u128::from(time - first) * blocks as u128 / span) as usize;
-    let mut by_block: Vec<Vec<(u32, u64)>> = vec![Vec::new(); blocks];
-    for (at, sample) in profile.timeline.iter().enumerate() {
-        by_block[block(sample.time)].push((sample.node, profile.sample_amount(0, at)));
-    }
-    let nodes = profile.nodes.len();
-    by_block.into_iter().map(move |samples| {
-        let mut self_counts = vec![0u64; nodes];
-        for (node, amount) in samples {
-            if let Some(count) = self_counts.get_mut(node as usize) {
-                *count = count.saturating_add(amount);
-            }
-        }
-        self_counts
-    })
 }

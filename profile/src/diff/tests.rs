@@ -2,11 +2,11 @@ use super::*;
 use crate::model::{Node, TimelineSample};
 
 /// Pseudo-random numbers.
-struct Dice(u64);
+pub(super) struct Dice(pub(super) u64);
 
 impl Dice {
     /// In 0 to 1.
-    fn roll(&mut self) -> f64 {
+    pub(super) fn roll(&mut self) -> f64 {
         self.0 = self
             .0
             .wrapping_mul(6364136223846793005)
@@ -35,7 +35,7 @@ fn frame(name: &str, line: u32) -> Frame {
 }
 
 /// A profile of functions called from the root, from the function that each sample of a run was taken in.
-fn profile(functions: usize, run: &[usize]) -> Profile {
+pub(super) fn profile(functions: usize, run: &[usize]) -> Profile {
     let root = Frame {
         kind: FrameKind::Root,
         ..frame("root", 0)
@@ -85,14 +85,31 @@ fn run(dice: &mut Dice, functions: usize, stay: f64, samples: usize, slow: f64) 
     run
 }
 
-const BY_SHARE: DiffOptions = DiffOptions {
+pub(super) const BY_SHARE: DiffOptions = DiffOptions {
     normalization: Normalization::Share,
     by: RowKind::Function,
     metric: Metric::SelfCount,
     confidence: 0.99,
     interpreter: false,
-    grains: [1.0, 1.0],
 };
+
+/// A single run whose samples are independent.
+pub(super) fn one(profile: &Profile) -> Side<'_> {
+    several(std::slice::from_ref(profile), profile)
+}
+
+/// Runs with their sum.
+pub(super) fn several<'a>(runs: &'a [Profile], sum: &'a Profile) -> Side<'a> {
+    let run = |profile| Run {
+        profile,
+        grain: 1.0,
+        clock: None,
+    };
+    Side {
+        sum,
+        runs: runs.iter().map(run).collect(),
+    }
+}
 
 /// What differs between two runs of a program.
 fn diff_by(runs: &[Profile; 2], normalization: Normalization) -> Diff<'_> {
@@ -100,39 +117,7 @@ fn diff_by(runs: &[Profile; 2], normalization: Normalization) -> Diff<'_> {
         normalization,
         ..BY_SHARE
     };
-    diff(&runs[0], &runs[1], &options)
-}
-
-/// Twenty functions; stays of a fifth of a sample, of five and of fifty: with the last, 10,000 samples say no more than a
-/// hundred independent ones would.
-#[test]
-fn two_runs_of_one_program_do_not_differ() {
-    for (stay, seed) in [(0.2, 1), (5.0, 2), (50.0, 3)] {
-        let mut dice = Dice(seed);
-        let mut differing = 0;
-        for _ in 0..100 {
-            let runs = [0, 1].map(|_| profile(20, &run(&mut dice, 20, stay, 10_000, 1.0)));
-            let found = diff_by(&runs, Normalization::Share);
-            assert_eq!(found.blocks, Some(64));
-            differing += u32::from(found.rows.iter().any(Change::is_significant));
-        }
-        assert!(differing <= 5, "stays of {stay}: {differing} of 100 pairs differ");
-    }
-}
-
-/// What taking samples as independent would have done: the test above can fail.
-#[test]
-fn samples_that_hang_together_fool_a_test_that_ignores_it() {
-    let mut dice = Dice(3);
-    let mut differing = 0;
-    for _ in 0..100 {
-        let mut runs = [0, 1].map(|_| profile(20, &run(&mut dice, 20, 50.0, 10_000, 1.0)));
-        runs[0].timeline.clear();
-        let found = diff_by(&runs, Normalization::Share);
-        assert_eq!(found.blocks, None);
-        differing += u32::from(found.rows.iter().any(Change::is_significant));
-    }
-    assert!(differing > 50, "{differing}");
+    diff(&one(&runs[0]), &one(&runs[1]), &options)
 }
 
 #[test]
@@ -169,21 +154,6 @@ fn phases_that_both_runs_have_are_no_noise() {
         let (low, high) = row.interval.unwrap();
         assert!(low < 0.0 && high < 0.03, "{row:?}");
     }
-}
-
-/// A burst of something once in a run is one event, however many samples it has.
-#[test]
-fn a_burst_is_one_event() {
-    let mut dice = Dice(5);
-    let mut with_burst = run(&mut dice, 5, 0.2, 10_000, 1.0);
-    with_burst[4000..4060].fill(5);
-    let runs = [
-        profile(6, &run(&mut dice, 5, 0.2, 10_000, 1.0)),
-        profile(6, &with_burst),
-    ];
-    let found = diff_by(&runs, Normalization::Share);
-    let burst = found.rows.iter().find(|row| row.frame.name == "f5").unwrap();
-    assert!(burst.samples == (0, 60) && !burst.is_significant(), "{burst:?}");
 }
 
 #[test]
@@ -345,30 +315,6 @@ fn renamed_files_are_found() {
     }
 }
 
-/// Each process has its own layout of memory: one in which a function takes 2 % longer than in another is no other program,
-/// be it watched for an hour.
-#[test]
-fn a_process_is_worth_so_many_samples_however_long_it_is_watched() {
-    let runs = |slow: usize| {
-        let run = |more: usize| {
-            (0..1_000_000)
-                .map(|i| usize::from(i * 7 % 1000 < 300 + more))
-                .collect::<Vec<_>>()
-        };
-        [run(0), run(slow)].map(|run| {
-            let mut profile = profile(2, &run);
-            profile.timeline.clear();
-            profile
-        })
-    };
-    for (slow, significant) in [(6, false), (30, true)] {
-        let [a, b] = runs(slow);
-        let found = diff(&a, &b, &BY_SHARE);
-        let all = found.rows.iter().all(|row| row.is_significant() == significant);
-        assert!(all, "{slow} of 300: {found:?}");
-    }
-}
-
 /// What all samples have is all of them, of 17,663 as of 17,821.
 #[test]
 fn what_is_everything_does_not_change() {
@@ -403,12 +349,195 @@ fn interpreter_internal_functions_are_tested_on_request() {
     );
     let interpreter = true;
     let found = diff(
-        &runs[0],
-        &runs[1],
+        &one(&runs[0]),
+        &one(&runs[1]),
         &DiffOptions {
             interpreter,
             ..BY_SHARE
         },
     );
     assert!(found.rows.iter().all(Change::is_significant), "{found:?}");
+}
+
+/// Runs of the same functions with these counts.
+fn counts(all: &[&[u64]]) -> Vec<Profile> {
+    let run = |counts: &&[u64]| {
+        let mut out = profile(counts.len(), &[]);
+        out.nodes[0].count = counts.iter().sum();
+        out.nodes[1..]
+            .iter_mut()
+            .zip(*counts)
+            .for_each(|(node, count)| node.count = *count);
+        out.meta.rate = 1000;
+        out
+    };
+    all.iter().map(run).collect()
+}
+
+fn row<'a>(found: &'a Diff<'_>, name: &str) -> &'a Change<'a> {
+    let is_it = |row: &&Change<'_>| row.frame.name == name;
+    found.rows.iter().find(is_it).expect("a row of this name")
+}
+
+/// One phase of a program got much faster.
+#[test]
+fn shares_that_only_make_up_for_others_are_marked() {
+    let runs = counts(&[&[1200, 1130, 727, 740], &[1200, 1130, 81, 740]]);
+    let options = BY_SHARE;
+    let found = diff(&one(&runs[0]), &one(&runs[1]), &options);
+    assert_eq!(found.question, Question::Recordings);
+    let first = &found.rows[0];
+    assert!(
+        first.frame.name == "f2" && first.change() < 0.0 && first.is_significant() && !first.makes_up,
+        "{found:?}"
+    );
+    for other in &found.rows[1..] {
+        assert!(
+            other.change() > 0.0 && other.makes_up == other.is_significant(),
+            "{other:?}"
+        );
+    }
+    assert!(found.rows.iter().any(|row| row.makes_up));
+    let found = diff(
+        &one(&runs[0]),
+        &one(&runs[1]),
+        &DiffOptions {
+            normalization: Normalization::Time,
+            ..options
+        },
+    );
+    let significant: Vec<_> = found.rows.iter().filter(|row| row.is_significant()).collect();
+    assert!(
+        significant.len() == 1 && significant[0].frame.name == "f2",
+        "{significant:?}"
+    );
+
+    // Two got faster, each by itself.
+    let runs = counts(&[&[9000, 7000, 3000, 3000], &[9000, 7000, 300, 1000]]);
+    let found = diff(&one(&runs[0]), &one(&runs[1]), &BY_SHARE);
+    let marks = ["f0", "f1", "f2", "f3"].map(|name| row(&found, name).makes_up);
+    assert_eq!(marks, [true, true, false, false], "{found:?}");
+    // Which one of two changed cannot be known.
+    let runs = counts(&[&[5000, 5000], &[5000, 1000]]);
+    let found = diff(&one(&runs[0]), &one(&runs[1]), &BY_SHARE);
+    assert!(
+        found.rows.iter().all(|row| row.is_significant() && !row.makes_up),
+        "{found:?}"
+    );
+}
+
+/// A row that had little cannot fall by more, and one that is gone has fallen.
+#[test]
+fn intervals_are_within_what_is_possible() {
+    let runs = counts(&[&[727, 3000], &[0, 3000]]);
+    for normalization in [Normalization::Share, Normalization::Time] {
+        let found = diff(
+            &one(&runs[0]),
+            &one(&runs[1]),
+            &DiffOptions {
+                normalization,
+                ..BY_SHARE
+            },
+        );
+        let gone = row(&found, "f0");
+        let (low, high) = gone.interval.unwrap();
+        assert!(high < -0.7 * gone.before && -1.3 * gone.before < low, "{gone:?}");
+    }
+    let runs = counts(&[&[40, 3000], &[900, 3000], &[2, 3000], &[1, 2999], &[0, 3001]]);
+    let sums = counts(&[&[940, 6000], &[3, 9000]]);
+    let (a, b) = (several(&runs[..2], &sums[0]), several(&runs[2..], &sums[1]));
+    let found = diff(
+        &a,
+        &b,
+        &DiffOptions {
+            normalization: Normalization::Time,
+            ..BY_SHARE
+        },
+    );
+    let (low, high) = row(&found, "f0").interval.unwrap();
+    assert!(low.is_finite() && high > 0.0, "two runs prove nothing: {low} to {high}");
+}
+
+/// The clock says how much CPU time there was, though half of the samples are lost.
+#[test]
+fn time_by_the_clock_of_the_process() {
+    let runs = counts(&[&[1000, 1000], &[500, 500]]);
+    let clock = |count| Some(CpuClock { seconds: 2.0, count });
+    let [mut a, mut b] = [0, 1].map(|i| one(&runs[i]));
+    (a.runs[0].clock, b.runs[0].clock) = (clock(2000), clock(1000));
+    let options = DiffOptions {
+        normalization: Normalization::Time,
+        ..BY_SHARE
+    };
+    let found = diff(&a, &b, &options);
+    let all = found.all.unwrap();
+    assert!(
+        (all.before, all.after) == (2.0, 2.0) && !all.is_significant(),
+        "{all:?}"
+    );
+    assert!(all.detectable().unwrap() < 0.01, "{all:?}");
+    assert!(
+        found.rows.iter().all(|row| !row.is_significant() && row.before == 1.0),
+        "{found:?}"
+    );
+    // A part of the samples is as random as they are.
+    b.runs[0].clock = clock(5000);
+    assert!(diff(&a, &b, &options).all.unwrap().detectable().unwrap() > 0.03);
+}
+
+#[test]
+fn numbers_are_compared_exactly() {
+    let options = DiffOptions {
+        normalization: Normalization::Number,
+        ..BY_SHARE
+    };
+    for (a, b, change, significant) in [
+        (&[5000][..], &[5001][..], 1.0, true),
+        (&[5000], &[5000], 0.0, false),
+        (&[5000], &[4999], -1.0, true),
+        (&[5000, 5004], &[5003], 0.0, false),
+        (&[5000, 5004], &[5006, 5005], 1.0, true),
+        (&[5000, 5004], &[4990], -10.0, true),
+        (&[0], &[1], 1.0, true),
+    ] {
+        let [before, after] = [a, b].map(|side| counts(&side.iter().map(std::slice::from_ref).collect::<Vec<_>>()));
+        let sums = [a, b].map(|side: &[u64]| counts(&[&[side.iter().sum()]]).remove(0));
+        let found = diff(&several(&before, &sums[0]), &several(&after, &sums[1]), &options);
+        assert_eq!(found.question, Question::Numbers);
+        for row in found.rows.iter().chain(&found.all) {
+            assert_eq!(
+                (row.proved(), row.is_significant(), row.interval),
+                (change, significant, None),
+                "{a:?} {b:?}"
+            );
+            assert_eq!(row.varies(), a.len() + b.len() > 2);
+        }
+    }
+}
+
+/// Runs that began one after the other on both sides are pairs, in the order of their times.
+#[test]
+fn runs_that_alternate_are_pairs() {
+    for (a, b, paired) in [
+        (
+            &[1.0, 3.0, 5.0][..],
+            &[2.0, 4.0, 6.0][..],
+            Some(vec![[0, 0], [1, 1], [2, 2]]),
+        ),
+        (&[5.0, 1.0], &[2.0, 4.0], Some(vec![[1, 0], [0, 1]])),
+        (&[1.0, 2.0], &[3.0, 4.0], None),
+        (&[1.0, 3.0], &[2.0], None),
+        (&[1.0, 3.0], &[0.0, 0.0], None),
+        (&[1.0], &[2.0], None),
+    ] {
+        let runs = [a, b].map(|starts: &[f64]| {
+            let mut runs = counts(&vec![&[1][..]; starts.len()]);
+            runs.iter_mut()
+                .zip(starts)
+                .for_each(|(run, start)| run.meta.start = *start);
+            runs
+        });
+        let sides = runs.each_ref().map(|runs| several(runs, &runs[0]));
+        assert_eq!(runs::pairs([&sides[0], &sides[1]]), paired, "{a:?} {b:?}");
+    }
 }

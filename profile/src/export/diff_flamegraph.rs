@@ -10,20 +10,20 @@ use std::io::{self, Write};
 use super::collapsed::field;
 use super::flamegraph;
 use super::flamegraph::{Color, FlamegraphStyle};
-use crate::diff::{Both, Change, Diff, Normalization};
+use crate::diff::{Change, Diff, Normalization};
 use crate::escape;
-use crate::model::Frame;
+use crate::model::{Frame, Profile};
 
 const GREY: Color = Color { r: 222, g: 222, b: 218 };
 const RED: Color = Color { r: 226, g: 72, b: 60 };
 const BLUE: Color = Color { r: 66, g: 126, b: 214 };
 
-/// Writes the flame graph of the changes of self time by function in `found`.
+/// Writes the flame graph of `both` sides (see [`crate::diff::both`]) with the changes of self time by function in `found`.
 ///
 /// # Errors
 /// Those of `out`.
 pub fn svg(
-    both: &Both,
+    both: &Profile,
     found: &Diff<'_>,
     title: &str,
     normalization: Normalization,
@@ -43,6 +43,7 @@ pub fn svg(
         };
         let amount = |value: f64| match normalization {
             Normalization::Time => format!("{value:.3} s"),
+            Normalization::Number => format!("{value:.0}"),
             Normalization::Share | Normalization::Rate => format!("{:.2} %", value * 100.0),
         };
         let color = if change.change() > 0.0 { RED } else { BLUE };
@@ -59,11 +60,11 @@ pub fn svg(
         title: escape::text(title).into_owned(),
         subtitle: "width: mean of both; color: change of the function's self time".into(),
         count_name: "%",
-        factor: 100.0 / both.profile.nodes[0].count.max(1) as f64,
+        factor: 100.0 / both.nodes[0].count.max(1) as f64,
         paint: &paint,
         legend: &[("grew", RED), ("shrank", BLUE), ("no significant change", GREY)],
     };
-    flamegraph::draw(&both.profile, &style, out)
+    flamegraph::draw(both, &style, out)
 }
 
 fn mixed(from: Color, to: Color, part: f64) -> Color {

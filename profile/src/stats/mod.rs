@@ -14,7 +14,7 @@ use rustc_hash::FxHashMap;
 
 pub use lines::{FileLineCounts, LineCounts, source_file};
 
-use super::model::{Frame, FrameKind, NodeId, Profile, TimelineSample};
+use super::model::{Frame, FrameId, FrameKind, NodeId, Profile, TimelineSample};
 use crate::sums::sum_upwards;
 
 mod lines;
@@ -117,8 +117,13 @@ impl<'a> Stats<'a> {
             self_counts: Vec::new(),
             total: Vec::new(),
         };
-        stats.select(profile.self_counts());
+        stats.select_all();
         stats
+    }
+
+    /// Selects all samples.
+    pub fn select_all(&mut self) {
+        self.select(self.profile.self_counts());
     }
 
     /// Selects samples: so many that ended in each node. Nodes beyond the end of `self_counts` have none.
@@ -127,6 +132,20 @@ impl<'a> Stats<'a> {
         let mut total = self_counts.clone();
         sum_upwards(&mut total, |at| parent(self.profile, at));
         (self.self_counts, self.total) = (self_counts, total);
+    }
+
+    /// Selects no samples that ended in functions like this; with `below`, nor any that have them on their stack.
+    pub(crate) fn deselect(&mut self, is_left_out: impl Fn(FunctionId) -> bool, below: bool) {
+        let mut is_out = vec![false; self.profile.nodes.len()];
+        let mut self_counts = std::mem::take(&mut self.self_counts);
+        for (at, count) in self_counts.iter_mut().enumerate() {
+            let is_below = below && parent(self.profile, at).is_some_and(|parent| is_out[parent]);
+            is_out[at] = is_below || self.function(at as NodeId).is_some_and(&is_left_out);
+            if is_out[at] {
+                *count = 0;
+            }
+        }
+        self.select(self_counts);
     }
 
     /// Selects some samples of the timeline: of a span of time, of a thread.
@@ -165,7 +184,11 @@ impl<'a> Stats<'a> {
 
     /// The function of a node; `None` for processes, threads and the root.
     pub fn function(&self, node: NodeId) -> Option<FunctionId> {
-        let frame = self.profile.nodes.get(node as usize)?.frame;
+        self.function_of_frame(self.profile.nodes.get(node as usize)?.frame)
+    }
+
+    /// The function of a frame, by the frame's index in the profile; `None` for processes, threads and the root.
+    pub(crate) fn function_of_frame(&self, frame: FrameId) -> Option<FunctionId> {
         let function = *self.function_of.get(frame as usize)?;
         (function != NONE).then_some(function)
     }
@@ -188,9 +211,12 @@ impl<'a> Stats<'a> {
         self.tally(self.frames.len(), |node| self.function(node))
     }
 
-    /// Self and total of groups of functions; `of_function` has the group of each, a number below `groups`.
+    /// Self and total of groups of functions; `of_function` has the group of each, a number below `groups`; others are in none.
     pub fn group(&self, groups: usize, of_function: &[u32]) -> Vec<SelfTotal> {
-        self.tally(groups, |node| of_function.get(self.function(node)? as usize).copied())
+        self.tally(groups, |node| {
+            let group = of_function.get(self.function(node)? as usize).copied();
+            group.filter(|group| (*group as usize) < groups)
+        })
     }
 
     /// Self and total of each module: a library or program, a Python file, `[kernel]`; those selected, in no order.

@@ -13,7 +13,7 @@ mod mcp;
 mod push;
 mod shared;
 
-pub use diff::{DiffBy, DiffCommand, DiffFormat, Normalize};
+pub use diff::{DiffBy, DiffCommand, DiffFormat, Limit, Normalize};
 pub use host::{Host, HostFilterArgs, LogFormatArg};
 pub use mcp::McpCommand;
 pub use push::{CredentialArgs, PushCommand};

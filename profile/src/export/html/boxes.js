@@ -68,7 +68,7 @@ class TreeSource {
 
   // The change of a box, as `Comparison.part` has it.
   part(id, comparison) {
-    return this.skip ? comparison.part(...this.sides(id, comparison)) : comparison.parts[id];
+    return comparison.part(this.view.fn[id]);
   }
 
   // The amounts of a box in both profiles: in the graphs of callers and callees, those of its function.

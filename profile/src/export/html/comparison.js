@@ -1,11 +1,8 @@
-// Comparison of two profiles: their amounts by node and function, which changes are more than noise, and their colors.
+// Comparison of two profiles: their amounts by node and function, and the colors of changes that are significant. Which are was
+// found with the profiles at hand; the page only shows it.
 
-// Amounts are parts of this: all samples of a profile, one CPU, or a second in nanoseconds.
+// Amounts are parts of this: all samples of a profile, one CPU, a second in nanoseconds, or one of what is counted.
 const WHOLE = 1e9;
-// Changes of nodes that are smaller than this many standard deviations of the noise are shown as none.
-const SURE = 3;
-// Parts of all that are never more than noise: shares of almost everything have next to none of their own.
-const MIN_CHANGE = 0.001;
 // Less than this is the rounding of amounts.
 const MIN_SHOWN = 100;
 // Steps of a color from no change to a complete one.
@@ -13,18 +10,14 @@ const STEPS = 12;
 
 // Takes the fields of the packed comparison.
 function comparison(packed, functions) {
-  const { normalize, self, confidence, sides } = packed;
-  const changes = new Map(packed.changes.map(([fn, before, after, low, high, sure]) => [fn, { before, after, low, high, sure }]));
-  return { normalize, self, confidence, sides, changes, functions, before: clean(packed.before), after: clean(packed.after), amounts: clean(packed.amounts) };
+  const { normalize, self, confidence } = packed;
+  const changes = new Map(packed.changes.map(([fn, before, after, low, high, sure, makesUp]) => [fn, { before, after, low, high, sure, makesUp }]));
+  return { normalize, self, confidence, changes, functions, before: clean(packed.before), after: clean(packed.after), amounts: clean(packed.amounts), question: clean(packed.question) };
 }
 
 class Comparison {
   constructor(packed) {
     Object.assign(this, packed);
-    const weight = this.sides[0].total + this.sides[1].total;
-    this.weights = this.sides.map((side) => side.total / weight);
-    const noise = (side) => side.ofSample + side.ofProcess;
-    this.noise = noise(this.sides[0]) + noise(this.sides[1]);
   }
 
   // The amounts of both profiles in a laid-out tree, whose nodes are some of a tree with these own amounts.
@@ -36,27 +29,15 @@ class Comparison {
     });
     const take = (view, column) => Float64Array.from(view.from, (at) => column[at]);
     this.nodes = sums.map(({ all }) => take(view, all));
-    // All of a new subtree is new, however few samples its ends have.
-    this.parts = new Float32Array(view.n);
-    for (let i = 1; i < view.n; i++) {
-      const pair = this.ofNode(i);
-      const above = this.parts[view.parent[i]];
-      const inherits = Math.abs(above) === 1 && pair[above > 0 ? 0 : 1] === 0;
-      this.parts[i] = inherits ? above : this.part(...pair);
-    }
     // What only one of them has may not be in the view.
     const whole = layOut(tree, selves[0].map((n, i) => n + selves[1][i]));
     this.totals = sums.map(({ all, self }) => functionTotals({ ...whole, all: take(whole, all), self: take(whole, self) }, functions));
   }
 
-  // Of two amounts: from -1 (gone) over 0 (the change may be noise) to 1 (new).
-  part(before, after) {
-    const change = after - before;
-    const pooled = (before * this.weights[0] + after * this.weights[1]) / WHOLE;
-    const others = this.normalize === "share" ? Math.max(0, 1 - pooled) : 1;
-    const least = this.normalize === "share" ? MIN_CHANGE : 0;
-    if (Math.abs(change) / WHOLE <= Math.max(least, SURE * Math.sqrt(pooled * others * this.noise))) return 0;
-    return change / Math.max(before, after);
+  // Of a function: from -1 (gone) over 0 (the change is not significant) to 1 (new).
+  part(fn) {
+    const row = this.changes.get(fn);
+    return row?.sure ? (row.after - row.before) / Math.max(row.before, row.after) : 0;
   }
 
   ofNode(i) {
@@ -74,6 +55,7 @@ class Comparison {
   // An amount as text.
   amount(n) {
     if (this.normalize === "time") return duration(n / 1e3);
+    if (this.normalize === "number") return count(Math.round(n / WHOLE));
     return percent(n, WHOLE);
   }
 
@@ -82,10 +64,18 @@ class Comparison {
     return `${by < 0 ? "−" : by > 0 ? "+" : ""}${this.amount(Math.abs(by))}`;
   }
 
-  // Before, after and the change, as lines of a tooltip.
-  describe([before, after], word, part = this.part(before, after)) {
-    const state = part === 0 ? ", within noise" : before === 0 ? ": new" : after === 0 ? ": gone" : "";
-    return `${word} ${this.amount(before)} before, ${this.amount(after)} after (${this.change(before, after)}${state})`;
+  // Of a function, for the end of a sentence.
+  state(fn) {
+    const row = this.changes.get(fn);
+    if (!row) return ", not tested";
+    if (!row.sure) return ", within noise";
+    if (row.makesUp) return ", making up for others";
+    return row.before === 0 ? ": new" : row.after === 0 ? ": gone" : "";
+  }
+
+  // Before, after and the change of a function, or of a stack with it, as a line of a tooltip.
+  describe([before, after], word, fn) {
+    return `${word} ${this.amount(before)} before, ${this.amount(after)} after (${this.change(before, after)}${this.state(fn)})`;
   }
 }
 
@@ -106,9 +96,9 @@ function changeLegend(comparison) {
   const entry = (name, text, title) => el("span", { class: "kind legend", title }, el("i", { class: "dot " + name }), text);
   return [
     entry("gone", "gone", `Only in ${comparison.before}: outlined and marked −`),
-    entry("shrank", "less", "Total amount on this stack fell"),
-    entry("unchanged", "no change", "The change is not significant"),
-    entry("grew", "more", "Total amount on this stack rose"),
+    entry("shrank", "less", `The function has less ${comparison.self ? "self" : "total"} in the whole profile`),
+    entry("unchanged", "no change", "The change of the function is not significant, or it was not tested"),
+    entry("grew", "more", `The function has more ${comparison.self ? "self" : "total"} in the whole profile`),
     entry("new", "new", `Only in ${comparison.after}: outlined and marked +`),
   ];
 }
@@ -118,15 +108,16 @@ function changeColumns(model) {
   const c = model.comparison;
   const by = ([before, after]) => after - before;
   const size = (pair) => Math.abs(by(pair));
-  const colored = (pair) => {
-    const part = c.part(...pair);
+  // Only what was tested has a color.
+  const colored = (pair, fn, self) => {
+    const part = self === c.self ? c.part(fn) : 0;
     return el("span", { class: part > 0 ? "more" : part < 0 ? "less" : "dim", text: c.change(...pair) });
   };
   return [
-    { key: "total", title: "Change", num: true, sort: (a, b) => size(c.ofFunction(a)) - size(c.ofFunction(b)), cell: (fn) => colored(c.ofFunction(fn)), help: "Change of the total: with this function on the stack" },
+    { key: "total", title: "Change", num: true, sort: (a, b) => size(c.ofFunction(a)) - size(c.ofFunction(b)), cell: (fn) => colored(c.ofFunction(fn), fn, false), help: "Change of the total: with this function on the stack" },
     { key: "totaln", title: "Before", num: true, sort: (a, b) => c.ofFunction(a)[0] - c.ofFunction(b)[0], cell: (fn) => c.amount(c.ofFunction(fn)[0]) },
     { key: "after", title: "After", num: true, sort: (a, b) => c.ofFunction(a)[1] - c.ofFunction(b)[1], cell: (fn) => c.amount(c.ofFunction(fn)[1]) },
-    { key: "self", title: "Self change", num: true, sort: (a, b) => size(c.selfOfFunction(a)) - size(c.selfOfFunction(b)), cell: (fn) => colored(c.selfOfFunction(fn)), help: "Change of what has this function innermost" },
+    { key: "self", title: "Self change", num: true, sort: (a, b) => size(c.selfOfFunction(a)) - size(c.selfOfFunction(b)), cell: (fn) => colored(c.selfOfFunction(fn), fn, true), help: "Change of what has this function innermost" },
   ];
 }
 
@@ -134,8 +125,9 @@ function changeColumns(model) {
 function comparisonFacts({ comparison }) {
   const sure = [...comparison.changes.values()].filter((row) => row.sure).length;
   return [
+    el("span", { text: comparison.question }),
     el("span", { text: `Amounts: of ${comparison.amounts}` }),
-    el("span", null, el("b", { text: count(sure) }), ` of ${plural(comparison.changes.size, "function")} changed significantly (${comparison.confidence} %, ${comparison.self ? "self" : "total"})`),
+    el("span", null, el("b", { text: count(sure) }), ` of ${plural(comparison.changes.size, "function")} changed significantly (${comparison.normalize === "number" ? "" : `${comparison.confidence} %, `}${comparison.self ? "self" : "total"})`),
   ];
 }
 
@@ -144,10 +136,11 @@ function changeFacts({ comparison }, fn) {
   const pair = ([before, after]) => `${comparison.amount(before)} → ${comparison.amount(after)} (${comparison.change(before, after)})`;
   const row = comparison.changes.get(fn);
   const signed = (n) => comparison.change(0, n * WHOLE);
+  const interval = ({ low, high }) => (low === null ? "exact number" : `${signed(low)} to ${signed(high)}`);
   return [
     ["Total", pair(comparison.ofFunction(fn))],
     ["Self", pair(comparison.selfOfFunction(fn))],
-    ["Interval", row ? `${signed(row.low)} to ${signed(row.high)} of ${comparison.self ? "self" : "total"}${row.sure ? "" : ": within noise"}` : "too few samples"],
+    ["Interval", row ? `${interval(row)} of ${comparison.self ? "self" : "total"}${comparison.state(fn)}` : "not tested"],
   ];
 }
 
@@ -168,6 +161,6 @@ function changeOverview(details) {
     ...part(`More (${word})`, ([, row]) => row.after > row.before),
     ...part(`Less (${word})`, ([, row]) => row.after < row.before),
     ...(rows.length ? [] : [el("p", { text: "No significant change." })]),
-    el("p", { class: "hint", text: "Width: mean of both profiles. Color: change of the total on this stack; gray: not significant. The list of values can select the width of one profile instead." }),
+    el("p", { class: "hint", text: "Width: mean of both profiles. Color: change of the function in the whole profile; gray: not significant. The list of values can select the width of one profile instead." }),
   );
 }

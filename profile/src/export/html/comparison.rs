@@ -1,24 +1,24 @@
 //! What the page of a comparison has in addition to the stacks of both profiles.
 //!
 //! ```text
-//! {"before", "after": names of the profiles, "amounts": what amounts are parts of, "normalize": share|rate|time,
-//!  "self": what "changes" are changes of, "confidence": percent,
-//!  "sides": [{"total", "ofSample", "ofProcess"}] (see `profile::diff::Side`),
-//!  "changes": [function, before, after, low, high, significant] of functions that were tested}
+//! {"before", "after": names of the profiles, "amounts": what amounts are parts of, "question": what the intervals are about,
+//!  "normalize": share|rate|time|number, "self": what "changes" are changes of, "confidence": percent,
+//!  "changes": [function, before, after, low, high, significant, makesUp] of functions that were tested; numbers have no interval}
 //! ```
 
 use std::collections::HashMap;
 use std::io::{self, Write};
 
 use super::data::{list, short};
-use crate::diff::{Both, Diff, Normalization};
+use crate::diff::{Change, Diff, Normalization};
 use crate::escape::write_json;
+use crate::model::Profile;
 use crate::view::{View, identifier};
 
 /// A comparison of two profiles, for the page.
 pub struct Comparison<'a> {
-    /// Both profiles as one.
-    pub both: &'a Both,
+    /// Both sides as one profile, see [`crate::diff::both`].
+    pub both: &'a Profile,
     /// The changes that were found.
     pub found: &'a Diff<'a>,
     /// Of the older and of the newer profile.
@@ -40,6 +40,7 @@ impl Comparison<'_> {
             Normalization::Share => "share",
             Normalization::Rate => "rate",
             Normalization::Time => "time",
+            Normalization::Number => "number",
         };
         let Comparison {
             is_self, confidence, ..
@@ -48,26 +49,31 @@ impl Comparison<'_> {
             out,
             "{{\"normalize\":\"{normalization}\",\"self\":{is_self},\"confidence\":{confidence}"
         )?;
+        let question = self.found.question.to_string();
         let [before, after] = self.names;
-        for (key, name) in [("before", before), ("after", after), ("amounts", self.amounts)] {
+        for (key, name) in [
+            ("before", before),
+            ("after", after),
+            ("amounts", self.amounts),
+            ("question", &question),
+        ] {
             write!(out, ",\"{key}\":")?;
             write_json(&short(name), out)?;
         }
-        list("sides", self.both.sides.iter(), out, |side, out| {
-            let (total, sample, process) = (side.total, side.of_sample, side.of_process);
-            write!(
-                out,
-                "{{\"total\":{total},\"ofSample\":{sample},\"ofProcess\":{process}}}"
-            )
-        })?;
         let numbers: HashMap<&str, usize> = view.identifiers.iter().map(String::as_str).zip(0..).collect();
-        let tested = self.found.rows.iter().filter_map(|row| {
-            let (low, high) = row.interval?;
-            Some((*numbers.get(identifier(row.frame).as_str())?, row, low, high))
+        let is_tested = |row: &&Change<'_>| row.interval.is_some() || row.ranges.is_some();
+        let tested = self.found.rows.iter().filter(is_tested).filter_map(|row| {
+            let function = *numbers.get(identifier(row.frame).as_str())?;
+            Some((function, row))
         });
-        list("changes", tested, out, |(function, row, low, high), out| {
-            let (before, after, sure) = (row.before, row.after, row.is_significant());
-            write!(out, "[{function},{before},{after},{low},{high},{sure}]")
+        list("changes", tested, out, |(function, row), out| {
+            let (before, after) = (row.before, row.after);
+            write!(out, "[{function},{before},{after},")?;
+            match row.interval {
+                Some((low, high)) => write!(out, "{low},{high}")?,
+                None => write!(out, "null,null")?,
+            }
+            write!(out, ",{},{}]", row.is_significant(), row.makes_up)
         })?;
         out.write_all(b"}")
     }

@@ -87,11 +87,7 @@ pub fn write_comparison(comparison: &Comparison<'_>, no_source: bool, out: &mut 
         no_source,
         saved: None,
     };
-    write_packed(
-        &data::pack(&comparison.both.profile, &options, Some(comparison))?,
-        &[],
-        out,
-    )
+    write_packed(&data::pack(comparison.both, &options, Some(comparison))?, &[], out)
 }
 
 /// Whether a file is a page of ours, of any version.

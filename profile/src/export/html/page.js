@@ -67,7 +67,7 @@ class Page {
       const { span, seen, from } = source.samples(id);
       lines.push(`${duration(span)} from ${(from / 1e6).toFixed(3)} s · ${plural(seen, "sample")}`);
     } else if (model.comparison) {
-      lines.push(model.comparison.describe(source.sides(id, model.comparison), "total", source.part(id, model.comparison)));
+      lines.push(model.comparison.describe(source.sides(id, model.comparison), "total", fn));
     } else {
       const { all, self } = source.samples(id);
       lines.push(`total ${percent(all, model.total)} · ${model.amount(all)}`, `self ${percent(self, model.total)} · ${model.amount(self)}`);
@@ -201,7 +201,7 @@ class Page {
     } else {
       this.middle.replaceChildren(
         functionName(model, fn),
-        el("span", { class: "dim", text: model.comparison ? model.comparison.describe(model.comparison.ofFunction(fn), "total") : `total ${percent(model.totals.all[fn], model.total)} · self ${percent(model.totals.self[fn], model.total)}` }),
+        el("span", { class: "dim", text: model.comparison ? model.comparison.describe(model.comparison.ofFunction(fn), "total", fn) : `total ${percent(model.totals.all[fn], model.total)} · self ${percent(model.totals.self[fn], model.total)}` }),
       );
     }
     const none = layOut({ n: 1, parent: new Int32Array(1), fn: new Int32Array(1) }, new Float64Array(1));

@@ -2,11 +2,13 @@
 
 use std::path::Path;
 
-use crate::cli::output::value_of;
+use super::inputs::Input;
+use crate::cli::args::LabelArgs;
+use crate::cli::output::{labels, value_of};
 use crate::error::{Error, ErrorKind, Result};
 use crate::escape::line;
 use crate::export::select;
-use crate::profile::diff::{self, Normalization};
+use crate::profile::diff::{self, CpuClock, Normalization};
 use crate::profile::measure::Measure;
 use crate::profile::model::Profile;
 use crate::profile::values::{Unit, ValueType};
@@ -16,22 +18,76 @@ pub struct Compared {
     pub profile: Profile,
     /// How much of the value one independent sample represents.
     pub grain: f64,
+    /// The CPU time of the recording, if the value is CPU time and its clock was read.
+    pub clock: Option<CpuClock>,
     /// It has exact calls, not samples.
     pub is_traced: bool,
 }
 
-/// The profiles with the value to compare; without a name, the one that each of them shows by default.
+/// The recordings of both sides with the value to compare; without a name, the one that each of them shows by default.
 ///
 /// # Errors
-/// `Data` if a profile is empty or does not have the value, or if they do not have the same one.
-pub fn by_value(profiles: [Profile; 2], paths: [&Path; 2], value: Option<&str>) -> Result<[Compared; 2]> {
-    for (profile, path) in profiles.iter().zip(paths) {
-        check_not_empty(profile, path)?;
+/// `Data` if a profile is empty or does not have the value, or if they do not have the same one, or no sample has the requested
+/// labels.
+pub fn by_value(inputs: [Vec<Input>; 2], value: Option<&str>, labels: &LabelArgs) -> Result<[Vec<Compared>; 2]> {
+    for input in inputs.iter().flatten() {
+        check_not_empty(&input.profile, &input.path)?;
     }
-    let names = paths.map(|path| line(&path.to_string_lossy()).into_owned());
-    let mut chosen = profiles.each_ref().map(Profile::default_value);
+    let first = inputs.iter().flatten().next();
+    for input in inputs.iter().flatten() {
+        if let Some(first) = first {
+            check_same(first, input, value)?;
+        }
+    }
+    let compared = |input: Input| {
+        let Input {
+            path,
+            profile,
+            is_recording,
+        } = input;
+        let chosen = match value {
+            Some(value) => value_of(&profile, value, &line(&path.to_string_lossy()))?,
+            None => profile.default_value(),
+        };
+        let clock = cpu_clock(&profile, chosen).filter(|_| is_recording);
+        let profile = labels::select(profile, labels, &path)?;
+        Ok(Compared {
+            grain: diff::grain(&profile, chosen),
+            clock,
+            is_traced: *profile.count_type() == ValueType::CALLS,
+            profile: select::by_value(profile, chosen),
+        })
+    };
+    let [before, after] = inputs;
+    let side = |inputs: Vec<Input>| inputs.into_iter().map(compared).collect::<Result<Vec<_>>>();
+    Ok([side(before)?, side(after)?])
+}
+
+/// The CPU time that the samples of a recording stand for by the clock of its processes; `chosen` is the value that is compared.
+fn cpu_clock(profile: &Profile, chosen: usize) -> Option<CpuClock> {
+    /// Part by which samples may stand for more than the time of the clock, by chance.
+    const EXCESS: f64 = 1.1;
+    let (types, meta) = (profile.value_types(), &profile.meta);
+    let cpu = profile.find_value(&ValueType::CPU.name)?;
+    let is_cpu = types.get(cpu)?.is_per_count() && (chosen == cpu || types.get(chosen)?.kind == ValueType::SAMPLES);
+    // Of a merged profile, some parts may not have a clock; of holders of the GIL, it is that of all threads.
+    let is_known = meta.target_cpu > 0.0 && meta.merged_from.is_empty() && !meta.is_of_gil_holders();
+    let sampled = profile.total_amount(cpu) as f64 / 1e9;
+    let clock = CpuClock {
+        seconds: meta.target_cpu,
+        count: profile.total_amount(chosen),
+    };
+    (is_cpu && is_known && clock.count > 0 && sampled <= clock.seconds * EXCESS).then_some(clock)
+}
+
+/// # Errors
+/// `Data` if the two profiles do not have the same value.
+fn check_same(first: &Input, other: &Input, value: Option<&str>) -> Result<()> {
+    let profiles = [&first.profile, &other.profile];
+    let names = [first, other].map(|input| line(&input.path.to_string_lossy()).into_owned());
+    let mut chosen = profiles.map(Profile::default_value);
     if let Some(value) = value {
-        for ((chosen, profile), name) in chosen.iter_mut().zip(&profiles).zip(&names) {
+        for ((chosen, profile), name) in chosen.iter_mut().zip(profiles).zip(&names) {
             *chosen = value_of(profile, value, name)?;
         }
     }
@@ -39,35 +95,26 @@ pub fn by_value(profiles: [Profile; 2], paths: [&Path; 2], value: Option<&str>) 
     match value {
         Some(value) if kind(0) != kind(1) => {
             let what = format!("the two profiles' values `{}` cannot be compared", line(value));
-            return Err(Error::new(ErrorKind::Data, what)
+            Err(Error::new(ErrorKind::Data, what)
                 .why("their names or units differ")
-                .hint("choose a value that both profiles have, with --value"));
+                .hint("choose a value that both profiles have, with --value"))
         }
         None if kind(0) != kind(1) || !count_the_same(&profiles) => {
-            return Err(different(&profiles, &names, [kind(0), kind(1)]));
+            Err(different(&profiles, &names, [kind(0), kind(1)]))
         }
-        _ => {}
+        _ => Ok(()),
     }
-    let mut chosen = chosen.into_iter();
-    Ok(profiles.map(|profile| {
-        let value = chosen.next().unwrap_or(0);
-        Compared {
-            grain: diff::grain(&profile, value),
-            is_traced: *profile.count_type() == ValueType::CALLS,
-            profile: select::by_value(profile, value),
-        }
-    }))
 }
 
 /// Whether samples are taken by a clock in both profiles, or by events in both, as far as that is known.
-fn count_the_same(profiles: &[Profile; 2]) -> bool {
-    let events = profiles.each_ref().map(|profile| &*profile.meta.event);
+fn count_the_same(profiles: &[&Profile; 2]) -> bool {
+    let events = profiles.map(|profile| &*profile.meta.event);
     let [a, b] = events.map(|event| matches!(Measure::of_event(event, 0), Measure::Event));
     a == b || events.iter().any(|event| event.is_empty())
 }
 
 /// The error about profiles that do not show the same by default.
-fn different(profiles: &[Profile; 2], names: &[String; 2], shown: [&ValueType; 2]) -> Error {
+fn different(profiles: &[&Profile; 2], names: &[String; 2], shown: [&ValueType; 2]) -> Error {
     let kinds = |i: usize| profiles[i].value_types().iter().map(|value| &value.kind);
     let list = |kinds: &mut dyn Iterator<Item = &ValueType>| {
         let names: Vec<String> = kinds.map(|kind| line(&kind.name).into_owned()).collect();
@@ -129,7 +176,7 @@ pub fn check_comparable(profile: &Profile, path: &Path, normalization: Normaliza
     check_not_empty(profile, path)?;
     let kind = profile.count_type();
     match normalization {
-        Normalization::Share => Ok(()),
+        Normalization::Share | Normalization::Number => Ok(()),
         _ if *kind != ValueType::SAMPLES && kind.unit != Unit::Nanoseconds => bad(
             &format!("{} are no time", line(&kind.name)),
             "--normalize share, or --value wall where the profile has it",
