@@ -681,12 +681,19 @@ async function comparison(page) {
   assert.ok((await pixels(page, FLAME, await color("--unchanged"))) > 1000, "main");
   assert.match((await find(page, FLAME, 2, "new")).tip.at(-1), /^total 0 % before, 25\.0 % after \(\+25\.0 %: new\)$/);
   assert.match((await find(page, FLAME, 1, "main")).tip.at(-1), /within noise\)$/);
-  // All of a subtree that is gone is marked, its smallest parts too.
-  const marks = await page.evaluate(() => {
+  // Boxes, table and facts say the same: what is not significant has no color anywhere.
+  const found = await page.evaluate(() => {
     const { view, profile, comparison } = nativeprof.model;
-    return [...view.fn].map((fn, i) => [profile.functions.name[fn], comparison.parts[i]]).filter(([name]) => name === "end").map(([, part]) => part);
+    const names = (is) => [...new Set([...view.fn].filter((fn, i) => i > 0 && is(fn)).map((fn) => profile.functions.name[fn]))].sort();
+    return { colored: names((fn) => comparison.part(fn) !== 0), sure: names((fn) => comparison.changes.get(fn)?.sure) };
   });
-  assert.deepEqual(marks.sort(), [-1, 0, 0, 1].sort());
+  assert.deepEqual(found.colored, found.sure);
+  assert.ok(found.sure.includes("old") && !found.sure.includes("end") && !found.sure.includes("main"));
+  const painted = await page.$$eval("#panel-table .rows-body .row", (rows) => rows.filter((row) => !row.querySelector(".total .dim")).map((row) => row.querySelector(".name").textContent));
+  assert.deepEqual(painted.sort(), found.sure);
+  assert.equal(await page.$$eval("#panel-table .rows-body .self .more, #panel-table .rows-body .self .less", (cells) => cells.length), 0, "self was not tested");
+  assert.match(await page.textContent("#facts"), new RegExp(`${found.sure.length} of \\d+ functions changed`));
+  assert.match(await page.textContent("#facts"), /whether these two recordings differ/);
   await clickAt(page, FLAME, await find(page, FLAME, 2, "more"));
   assert.match(await page.textContent("#details"), /16\.7 % → 37\.5 % \(\+20\.8 %\)/);
   // The width of the older profile: nothing new is in it, and no number changes.
