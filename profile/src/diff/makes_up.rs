@@ -1,8 +1,8 @@
 //! Shares that changed only because others did.
 //!
-//! If one function gets faster, the shares of all others grow. Of samples alone nobody can say which of both happened; but where one
-//! row changed by more than any other, and the others' parts of what it leaves are as before, these only make up for it. Several rows
-//! may have changed by themselves: each is found in what those before it leave.
+//! If one function gets faster, the shares of all others grow. Samples alone cannot always say which of both happened, but a row only
+//! makes up for others if its part of what these leave is as before, and theirs of what it leaves is not. The row that changed most
+//! is the first that others may make up for; more are found in what those before them leave.
 
 use super::interval::{ErrorRate, Part, estimate};
 use super::runs::RunCounts;
@@ -11,6 +11,8 @@ use crate::stats::FunctionId;
 
 /// Rows that others may make up for, at most.
 const MAX_CAUSES: usize = 8;
+/// Rows that are examined for making up for these, at most: each takes a walk through all runs.
+const MAX_ROWS: usize = 200;
 
 /// Marks rows, given with their numbers.
 pub(super) fn mark(
@@ -20,7 +22,6 @@ pub(super) fn mark(
     metric: Metric,
     rate: &ErrorRate,
 ) {
-    let groups = rows.iter().map(|(unit, _)| unit + 1).max().unwrap_or(0);
     let significant: Vec<usize> = (0..rows.len()).filter(|at| rows[*at].1.is_significant()).collect();
     let first = significant.iter().copied().max_by(|a, b| {
         let size = |at: &usize| rows[*at].1.change().abs();
@@ -28,81 +29,87 @@ pub(super) fn mark(
     });
     let Some(first) = first else { return };
     let mut causes = vec![first];
-    loop {
-        let is_cause: Vec<bool> = (0..groups)
-            .map(|unit| causes.iter().any(|at| rows[*at].0 == unit))
-            .collect();
-        let left = left_by(runs, &is_cause, groups, metric);
-        let of = |at: usize| {
-            let parts = [0, 1].map(|i| left[i].iter().map(|run| run.part(rows[at].0)).collect::<Vec<_>>());
-            estimate(runs, pairs, [&parts[0], &parts[1]], false, rate)
-        };
+    let left = loop {
+        let left = left_by(runs, rows, &causes, metric);
         let others = significant.iter().copied().filter(|at| !causes.contains(at));
-        let estimates: Vec<_> = others.map(|at| (at, of(at))).collect();
-        let changed = estimates
-            .iter()
-            .filter(|(_, of)| of.interval.0 > 0.0 || of.interval.1 < 0.0);
-        let largest =
-            changed.max_by(|(_, a), (_, b)| (a.after - a.before).abs().total_cmp(&(b.after - b.before).abs()));
-        if let Some((at, _)) = largest {
-            if causes.len() == MAX_CAUSES {
-                return;
-            }
-            causes.push(*at);
+        let changes = others.filter_map(|at| Some((at, change_in(&left, rows[at].0, runs, pairs, rate)?)));
+        let Some((at, _)) = changes.max_by(|(_, a), (_, b)| a.abs().total_cmp(&b.abs())) else {
+            break left;
+        };
+        if causes.len() == MAX_CAUSES {
+            return;
+        }
+        causes.push(at);
+    };
+    let others = significant.iter().copied().filter(|at| !causes.contains(at));
+    for at in others.take(MAX_ROWS).collect::<Vec<_>>() {
+        let (unit, row) = rows[at];
+        let share = |i: usize| {
+            let counts = left[i].iter().zip(&runs[i]);
+            let shares = counts.map(|(left, run)| run.amount(left.count(unit)));
+            shares.sum::<f64>() / runs[i].len().max(1) as f64
+        };
+        // What of it is in samples without the causes.
+        let apart = share(1) - share(0);
+        if (row.change() - apart).abs() >= apart.abs() / 2.0 {
             continue;
         }
-        for (at, _) in estimates {
-            let share = |i: usize| {
-                let counts = left[i].iter().zip(&runs[i]);
-                let shares = counts.map(|(left, run)| run.amount(left.counts[rows[at].0]));
-                shares.sum::<f64>() / runs[i].len().max(1) as f64
-            };
-            let row = rows[at].1;
-            // What of it is in samples without the causes.
-            let apart = share(1) - share(0);
-            let is_apart = (row.change() - apart).abs() < apart.abs() / 2.0;
-            let of_causes = causes.iter().map(|at| &rows[*at].1);
-            let others = of_causes.filter(|cause| cause.change() * row.change() < 0.0);
-            let is_smaller = greatest(&row) < others.map(least).sum();
-            rows[at].1.makes_up = is_apart && is_smaller;
-        }
-        return;
+        let without = left_by(runs, rows, &[at], metric);
+        let opposes = |cause: &usize| {
+            let change = change_in(&without, rows[*cause].0, runs, pairs, rate);
+            change.is_some_and(|change| change * row.change() < 0.0)
+        };
+        rows[at].1.makes_up = causes.iter().any(opposes);
     }
 }
 
-/// The least size of a significant change.
-fn least(row: &Change<'_>) -> f64 {
-    row.interval.map_or(0.0, |(low, high)| low.abs().min(high.abs()))
+/// The change of a row's part of what is left, if that is significant.
+fn change_in(
+    left: &[Vec<Left>; 2],
+    unit: usize,
+    runs: &[Vec<RunCounts<'_>>; 2],
+    pairs: Option<&[[usize; 2]]>,
+    rate: &ErrorRate,
+) -> Option<f64> {
+    let parts = left.each_ref().map(|side| {
+        let parts = side.iter().map(|run| Part {
+            count: run.count(unit),
+            of: Some(run.all),
+        });
+        parts.collect::<Vec<_>>()
+    });
+    let found = estimate(runs, pairs, [&parts[0], &parts[1]], false, rate);
+    let (low, high) = found.interval;
+    (low > 0.0 || high < 0.0).then_some(found.after - found.before)
 }
 
-/// The greatest size of a change.
-fn greatest(row: &Change<'_>) -> f64 {
-    row.interval.map_or(0.0, |(low, high)| low.abs().max(high.abs()))
-}
-
-/// What a run has besides the causes.
+/// What a run has besides some rows.
 struct Left {
     counts: Vec<u64>,
     all: u64,
 }
 
 impl Left {
-    fn part(&self, unit: usize) -> Part {
-        Part {
-            count: self.counts[unit],
-            of: Some(self.all),
-        }
+    fn count(&self, unit: usize) -> u64 {
+        self.counts.get(unit).copied().unwrap_or(0)
     }
 }
 
-/// By side and run, the samples that are not in a cause.
-fn left_by(runs: &mut [Vec<RunCounts<'_>>; 2], is_cause: &[bool], groups: usize, metric: Metric) -> [Vec<Left>; 2] {
+/// By side and run, the samples that are not in some of the rows.
+fn left_by(
+    runs: &mut [Vec<RunCounts<'_>>; 2],
+    rows: &[(usize, Change<'_>)],
+    out: &[usize],
+    metric: Metric,
+) -> [Vec<Left>; 2] {
+    let groups = rows.iter().map(|(unit, _)| unit + 1).max().unwrap_or(0);
+    let out: Vec<usize> = out.iter().map(|at| rows[*at].0).collect();
     runs.each_mut().map(|runs| {
         let left = runs.iter_mut().map(|run| {
             let row_of = &run.row_of;
             let is_left_out = |function: FunctionId| {
-                let row = row_of.get(function as usize).map(|row| *row as usize);
-                row.is_some_and(|row| is_cause.get(row).copied().unwrap_or(false))
+                let row = row_of.get(function as usize);
+                row.is_some_and(|row| out.contains(&(*row as usize)))
             };
             run.stats.deselect(is_left_out, metric == Metric::Total);
             let left = Left {

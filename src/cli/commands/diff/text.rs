@@ -142,7 +142,7 @@ impl Text<'_> {
             text += &style.paint(Color::Dim, hidden);
         }
         if found.rows.iter().any(|row| row.makes_up) {
-            text += "*: makes up for rows above that changed more: its part of what these leave is as before\n";
+            text += "*: makes up for other rows: its part of what these leave is as before\n";
         }
         if found.rows.iter().any(|row| row.interpreter_internal) {
             text += &style.paint(
