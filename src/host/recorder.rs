@@ -207,6 +207,7 @@ impl<'a> HostRecorder<'a> {
             self.recording.while_buffering(write).map(Some)
         };
         let log = self.surroundings.log;
+        let is_lost = written.is_err();
         let share = format!("{:.2}", 100.0 * used.cpu / used.elapsed.max(1e-3));
         match written {
             Ok(written) => {
@@ -241,7 +242,7 @@ impl<'a> HostRecorder<'a> {
             }
         }
         self.keep_memory(network);
-        self.write_metrics();
+        self.write_metrics(is_lost);
         self.spare = spare_files();
         Ok(())
     }
@@ -284,12 +285,16 @@ impl<'a> HostRecorder<'a> {
         }
     }
 
-    /// Writes the metrics to the directory of the segments, for what serves them.
-    fn write_metrics(&mut self) {
+    /// Writes the metrics to the directory of the segments, for what serves them. `is_lost`: the segment could not be written, which
+    /// has been said.
+    fn write_metrics(&mut self, is_lost: bool) {
         self.metrics.rate_hertz = self.recording.rate() as f64;
         self.metrics.history_bytes = self.writer.size().1;
         self.metrics.uptime_seconds = self.began.elapsed().as_secs_f64();
-        if let Err(e) = self.writer.write_metrics(&self.metrics.text()) {
+        let written = self.writer.write_metrics(&self.metrics.text());
+        if let Err(e) = written
+            && !is_lost
+        {
             self.surroundings.log.error("metrics_not_written", &e.to_string(), &[]);
         }
     }
