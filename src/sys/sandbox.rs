@@ -144,6 +144,9 @@ fn filter() -> Vec<libc::sock_filter> {
         out.push(result(libc::SECCOMP_RET_ALLOW));
         out.push(result(refused));
     }
+    // What aborts sends itself a signal. If that failed, the C library would try for ever.
+    out.push(unless(libc::BPF_JEQ, libc::SYS_tgkill as u32, 1));
+    out.push(result(libc::SECCOMP_RET_KILL_PROCESS));
     // The C library starts threads by the older clone then, whose flags can be checked.
     out.push(unless(libc::BPF_JEQ, libc::SYS_clone3 as u32, 1));
     out.push(result(libc::SECCOMP_RET_ERRNO | libc::ENOSYS as u32));
