@@ -32,7 +32,15 @@ int main(int argc, char **argv) { return nested(argc) + f(argc); }
 
 fn process(cpu: Duration) -> NamingProcess {
     let elapsed = Duration::from_secs(600);
-    NamingProcess::new(PROGRAM, &[ARGUMENT], NamingLimits { cpu, elapsed })
+    NamingProcess::new(
+        PROGRAM,
+        &[ARGUMENT],
+        NamingLimits {
+            cpu,
+            elapsed,
+            memory: None,
+        },
+    )
 }
 
 /// More than any file here needs.
@@ -262,10 +270,12 @@ fn processes_that_do_not_answer() {
     let short = NamingLimits {
         cpu: Duration::from_millis(200),
         elapsed: Duration::from_secs(600),
+        memory: None,
     };
     let asleep = NamingLimits {
         cpu: ENOUGH,
         elapsed: Duration::from_millis(200),
+        memory: None,
     };
     let invalid = "the process that reads names gave an invalid answer";
     for (script, limits, why) in [
@@ -479,4 +489,48 @@ fn without_a_socket_it_ends() {
         (done.status.code(), done.stdout.len(), done.stderr.len()),
         (Some(1), 0, 0)
     );
+}
+
+/// A file whose debug information does not fit into the memory has names all the same, and others have all of theirs.
+#[test]
+fn files_that_take_much_memory_have_the_names_of_their_symbols() {
+    const MEMORY: u64 = 192 << 20;
+    let scratch = Scratch::new();
+    let more = scratch.path("more.s");
+    let text = format!(".section .debug_str,\"\",@progbits\n.zero {MEMORY}\n.section .note.GNU-stack,\"\"\n");
+    std::fs::write(&more, text).expect("written");
+    let plain = compile(&scratch, "plain", &["-g"]);
+    let large = compile(&scratch, "large", &["-g", &more.display().to_string()]);
+    let limits = NamingLimits {
+        memory: Some(MEMORY),
+        ..NamingLimits::default()
+    };
+    let mut process = NamingProcess::new(PROGRAM, &[ARGUMENT], limits);
+    let named = |process: &mut NamingProcess, id, path: &Path| {
+        let svmas = addresses(path);
+        let names = look_up(process, id, path, &svmas).expect("names");
+        let inlined = names.found.iter().flatten().filter(|frame| frame.inlined).count();
+        (
+            names
+                .found
+                .iter()
+                .any(|frames| frames.iter().any(|frame| &*frame.name == "f")),
+            inlined,
+            names,
+        )
+    };
+    for round in 0..2 {
+        let (has_name, inlined, names) = named(&mut process, 0, &plain);
+        assert!(
+            has_name && inlined > 0 && !names.symbols_missing.contains("MB"),
+            "{round}: {names:?}"
+        );
+        let (has_name, inlined, names) = named(&mut process, 1, &large);
+        assert!(has_name && inlined == 0, "{round}: {:?}", names.symbols_from);
+        assert!(
+            names.symbols_missing.contains("takes more than 192 MB"),
+            "{}",
+            names.symbols_missing
+        );
+    }
 }

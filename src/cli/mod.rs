@@ -39,7 +39,8 @@ pub fn main() -> ExitCode {
         return ExitCode::from(if runs_command() { FAILED } else { 1 });
     }
     if std::env::args_os().nth(1).is_some_and(|word| word == naming::ARGUMENT) {
-        return naming::worker::main();
+        let memory = std::env::args().nth(2).and_then(|word| word.parse().ok());
+        return naming::worker::main(memory);
     }
     let cli = match args::Cli::try_parse_from(words(std::env::args_os())) {
         Ok(cli) => cli,

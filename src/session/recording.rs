@@ -121,6 +121,9 @@ impl Recording {
     /// Has names read by another process, and debug files downloaded by `fetch`.
     pub fn name_apart(&mut self, fetch: Option<Fetch>) {
         self.session.naming = Naming::apart(fetch);
+        if self.session.options.host {
+            self.session.naming.process = Some(NamingProcess::of_host());
+        }
     }
 
     /// Puts the stacks of wakers below the waits that they ended; `kernel`: with the kernel's functions.

@@ -157,6 +157,13 @@ impl Module {
         self
     }
 
+    /// Reads no DWARF, which takes much memory in large files: names come from symbol tables, without lines and inlined functions.
+    #[must_use]
+    pub fn without_dwarf(mut self) -> Module {
+        self.dwarf = DwarfState::None;
+        self
+    }
+
     /// The GNU build id, up to 64 bytes.
     pub fn build_id(&self) -> Option<&[u8]> {
         self.elf.build_id.as_deref()

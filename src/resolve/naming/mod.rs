@@ -39,6 +39,8 @@ const CHECK_INTERVAL: Duration = Duration::from_millis(20);
 /// After so many files that reached a limit, the rest has a tenth of the time each.
 const MAX_FAILED: usize = 3;
 
+/// Address space of the process of a host, bytes.
+const HOST_MEMORY: u64 = 512 << 20;
 /// Files, bytes of memory and CPU time, ns, from which on the process is not kept for another period: half of what it may use in
 /// all of its life.
 const MAX_FILES: usize = 1024;
@@ -54,6 +56,8 @@ pub struct NamingLimits {
     pub cpu: Duration,
     /// Time that it may wait for something else.
     pub elapsed: Duration,
+    /// Bytes of address space, if less than usual. A file that takes more has the names of its symbol tables.
+    pub memory: Option<u64>,
 }
 
 impl Default for NamingLimits {
@@ -62,6 +66,7 @@ impl Default for NamingLimits {
         NamingLimits {
             cpu: Duration::from_secs(60),
             elapsed: Duration::from_secs(300),
+            memory: None,
         }
     }
 }
@@ -97,6 +102,8 @@ pub struct NamingProcess {
     running: Option<Running>,
     /// Files that are not read again, and why.
     failed: FxHashMap<(FileFormat, u32), String>,
+    /// Files whose DWARF takes more memory than there is, by number.
+    large: FxHashSet<u32>,
     /// CPU time, ns, of all processes so far.
     cpu: u64,
     /// Where it cannot be started, files are not read at all.
@@ -130,9 +137,19 @@ impl NamingProcess {
             limits,
             running: None,
             failed: FxHashMap::default(),
+            large: FxHashSet::default(),
             cpu: 0,
             is_needed: false,
         }
+    }
+
+    /// This program again, with little memory: beside a recording that never ends.
+    pub fn of_host() -> NamingProcess {
+        let limits = NamingLimits {
+            memory: Some(HOST_MEMORY),
+            ..NamingLimits::default()
+        };
+        NamingProcess::new("/proc/self/exe", &[ARGUMENT], limits)
     }
 
     /// Id of the process, if it runs.
@@ -154,8 +171,9 @@ impl NamingProcess {
     /// files or used much memory. It keeps each file that it has read, and is started again for the next one.
     pub fn begin_period(&mut self) {
         self.failed.retain(|(format, _), _| *format != FileFormat::PerfMap);
-        if self.failed.len() > MAX_FAILED_FILES {
+        if self.failed.len() + self.large.len() > MAX_FAILED_FILES {
             self.failed.clear();
+            self.large.clear();
         }
         let is_large = |running: &Running| {
             let memory = sys::procfs::resident(running.child.id()).unwrap_or(0);
@@ -178,14 +196,25 @@ impl NamingProcess {
     /// # Errors
     /// If the process cannot be started, or was ended before it had an answer.
     pub fn name(&mut self, request: &NamesRequest<'_>, addresses: &[u64]) -> Result<ModuleNames, NamingError> {
+        let is_large = request.format == FileFormat::Elf && self.large.contains(&request.id);
+        let format = if is_large {
+            FileFormat::ElfSymbols
+        } else {
+            request.format
+        };
+        let request = &NamesRequest { format, ..*request };
         let file = (request.format.of_file(), request.id);
         if let Some(why) = self.failed.get(&file) {
             return Err(NamingError::Failed(why.clone()));
         }
         let mut ended = self.try_name(request, addresses)?;
-        // What has killed it may have nothing to do with this file.
+        // What has killed it may have nothing to do with this file, or others that it has read may have taken the memory.
         if matches!(ended, Err((Stop::Gone, _))) {
             ended = self.try_name(request, addresses)?;
+        }
+        if matches!(ended, Err((Stop::Gone, _))) && self.limits.memory.is_some() && format == FileFormat::Elf {
+            self.large.insert(request.id);
+            return self.name(request, addresses);
         }
         ended.map_err(|(_, why)| {
             self.failed.insert(file, why.clone());
@@ -222,6 +251,7 @@ impl NamingProcess {
             NamingLimits {
                 cpu: self.limits.cpu / 10,
                 elapsed: self.limits.elapsed / 10,
+                ..self.limits
             }
         };
         let mut turn = Turn::new(&mut running, limits);
@@ -231,8 +261,15 @@ impl NamingProcess {
         running.cpu += cpu;
         running.files.insert(request.id);
         match result {
-            Ok(names) => {
+            Ok(mut names) => {
                 self.running = Some(running);
+                if let (FileFormat::ElfSymbols, Some(memory)) = (request.format, limits.memory) {
+                    let why = format!("reading its DWARF takes more than {} MB", memory >> 20);
+                    let others = std::mem::take(&mut names.symbols_missing);
+                    let all = [why, others];
+                    let all: Vec<String> = all.into_iter().filter(|text| !text.is_empty()).collect();
+                    names.symbols_missing = all.join("; ");
+                }
                 Ok(Ok(names))
             }
             Err(stop) => {
@@ -248,6 +285,7 @@ impl NamingProcess {
         socket.set_write_timeout(Some(CHECK_INTERVAL))?;
         let child = Command::new(&self.program)
             .args(&self.arguments)
+            .args(self.limits.memory.map(|bytes| bytes.to_string()))
             .env_clear()
             .env("GLIBC_TUNABLES", ALLOCATION)
             .stdin(OwnedFd::from(theirs))

@@ -76,6 +76,8 @@ pub enum FileFormat {
     JitDump,
     /// An ELF file, for the names of variables.
     ElfVariables,
+    /// An ELF file of which the DWARF is not read.
+    ElfSymbols,
 }
 
 impl FileFormat {
@@ -85,6 +87,7 @@ impl FileFormat {
             FileFormat::PerfMap,
             FileFormat::JitDump,
             FileFormat::ElfVariables,
+            FileFormat::ElfSymbols,
         ]
         .into_iter()
         .find(|format| *format as u8 == number)
@@ -93,7 +96,7 @@ impl FileFormat {
     /// The same for all names of one file.
     pub fn of_file(self) -> FileFormat {
         match self {
-            FileFormat::ElfVariables => FileFormat::Elf,
+            FileFormat::ElfVariables | FileFormat::ElfSymbols => FileFormat::Elf,
             other => other,
         }
     }

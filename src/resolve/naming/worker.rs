@@ -24,17 +24,18 @@ const ADDRESS_SPACE: u64 = 8 << 30;
 /// CPU time of the process in all, seconds. What one module may take is limited by the other process.
 const CPU_SECONDS: u64 = 3600;
 
-/// Serves the process that has the other end of standard input, until that closes.
-pub fn main() -> ExitCode {
-    match serve() {
+/// Serves the process that has the other end of standard input, until that closes. `memory`: bytes of address space that it may
+/// use, if less than usual.
+pub fn main(memory: Option<u64>) -> ExitCode {
+    match serve(memory.unwrap_or(ADDRESS_SPACE).min(ADDRESS_SPACE)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(_) => ExitCode::FAILURE,
     }
 }
 
-fn serve() -> io::Result<()> {
+fn serve(address_space: u64) -> io::Result<()> {
     let socket = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
-    give_up_privileges()?;
+    give_up_privileges(address_space)?;
     let socket = Arc::new(Mutex::new(socket));
     send(&socket, protocol::READY, &[])?;
     let mut modules: HashMap<u32, Result<Module, String>> = HashMap::new();
@@ -45,7 +46,7 @@ fn serve() -> io::Result<()> {
         };
         let look_up = look_up.ok_or(io::ErrorKind::InvalidData)?;
         let names = match look_up.format {
-            FileFormat::Elf | FileFormat::ElfVariables => {
+            FileFormat::Elf | FileFormat::ElfSymbols | FileFormat::ElfVariables => {
                 let module = modules
                     .entry(look_up.id)
                     .or_insert_with(|| open(&look_up, file, &socket));
@@ -59,12 +60,12 @@ fn serve() -> io::Result<()> {
 }
 
 /// What is not available on this system (`seccomp` in some containers) is left out: the others are still in place.
-fn give_up_privileges() -> io::Result<()> {
+fn give_up_privileges(address_space: u64) -> io::Result<()> {
     credentials::keep(Caps::NONE)?;
     credentials::no_new_privileges()?;
     // If memory runs out, this process is the first to be killed.
     let _ = std::fs::write("/proc/self/oom_score_adj", "1000");
-    sys::sandbox::limit_resources(ADDRESS_SPACE, CPU_SECONDS)?;
+    sys::sandbox::limit_resources(address_space, CPU_SECONDS)?;
     let _ = sys::sandbox::filter_system_calls();
     Ok(())
 }
@@ -94,7 +95,11 @@ fn open(look_up: &LookUp, file: Option<File>, socket: &Arc<Mutex<UnixStream>>) -
         socket: socket.clone(),
         can_fetch: look_up.can_fetch,
     };
-    Ok(module.with_files(PathBuf::from(OsStr::from_bytes(&look_up.path)), Arc::new(files)))
+    let module = module.with_files(PathBuf::from(OsStr::from_bytes(&look_up.path)), Arc::new(files));
+    Ok(match look_up.format {
+        FileFormat::ElfSymbols => module.without_dwarf(),
+        _ => module,
+    })
 }
 
 /// Other files, which the other process opens.
