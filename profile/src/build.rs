@@ -212,6 +212,50 @@ impl Builder {
         node
     }
 
+    /// The functions of another profile, by their number there as those of this one.
+    pub fn frames_of(&mut self, other: &Builder) -> Vec<FrameId> {
+        let rest = other
+            .profile
+            .frames
+            .iter()
+            .skip(1)
+            .map(|frame| self.frame(frame.clone()));
+        std::iter::once(0).chain(rest).collect()
+    }
+
+    /// Caller, function and line of each place but the root's, callers first.
+    pub fn calls(&self) -> impl Iterator<Item = (PlaceId, FrameId, u32)> + '_ {
+        let places = self.places.all.iter().skip(1);
+        places.map(|place| (place.parent, self.profile.nodes[place.node as usize].frame, place.line))
+    }
+
+    /// Adds the amounts of another profile without a timeline. `places`: by place of that one, the place here; `columns`: by value
+    /// type of that one, the number of the type here.
+    ///
+    /// # Panics
+    /// If there is no such place or value type.
+    pub fn add_all(&mut self, other: &Builder, places: &[PlaceId], columns: &[usize]) {
+        let mut nodes: FxHashMap<NodeId, NodeId> = FxHashMap::default();
+        for (at, place) in places.iter().enumerate() {
+            let node = self.places.all[*place as usize].node;
+            nodes.insert(other.places.all[at].node, node);
+            add(&mut self.of_places[*place as usize], other.of_places[at]);
+        }
+        let mut amounts = vec![0; self.columns.len() + 1];
+        for (of_other, node) in nodes {
+            let of_other = of_other as usize;
+            amounts.fill(0);
+            for (at, column) in columns.iter().enumerate() {
+                let amount = match at.checked_sub(1) {
+                    None => other.profile.nodes[of_other].count,
+                    Some(at) => other.columns[at].0[of_other],
+                };
+                add(&mut amounts[*column], amount);
+            }
+            self.add_at(node, &amounts);
+        }
+    }
+
     /// The finished profile.
     pub fn finish(self, meta: Meta) -> Profile {
         let mut profile = self.profile;

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::io;
+use std::panic::resume_unwind;
 use std::path::Path;
 use std::sync::mpsc::{self, Receiver};
 
@@ -18,8 +19,11 @@ use crate::privileges::phases;
 use crate::profile::import::{Segments, Selection};
 use crate::profile::model::Profile;
 
-/// Segments that are decompressed ahead of the one that is read.
+/// Segments that are decompressed ahead of those that are added up.
 const AHEAD: usize = 4;
+/// Segments from which on another thread helps, and threads at most: each has a sum of its own.
+const MIN_PART: usize = 4;
+const MAX_THREADS: usize = 4;
 /// Messages about segments that are not read; more are only counted.
 const MESSAGES: usize = 5;
 /// ns in a ms and in a day.
@@ -85,9 +89,14 @@ struct History {
     to: u64,
     selection: Selection,
     segments: usize,
-    /// The segments' messages, decompressed in another thread.
-    messages: Receiver<(SegmentName, io::Result<Vec<u8>>)>,
+    /// The segments' messages, a part of them for each thread that adds up.
+    parts: Vec<Receiver<Message>>,
 }
+
+/// A segment with its content, decompressed in another thread.
+type Message = (SegmentName, io::Result<Vec<u8>>);
+/// A sum of segments, and those that are not in it, with the reasons.
+type Sum = (Segments, Vec<(SegmentName, String)>);
 
 impl History {
     fn open(path: &Path, range: TimeRangeArgs, selected: &HistoryArgs, earlier: u64) -> Result<History> {
@@ -120,27 +129,18 @@ impl History {
                 pid: selected.pid,
             },
             segments: names.len(),
-            messages: read_ahead(&directory, names)?,
+            parts: read_ahead(&directory, names)?,
             directory,
         })
     }
 
     /// The sum of the segments.
     fn profile(self) -> Result<Profile> {
-        let mut segments = Segments::new(self.selection);
-        let mut skipped = 0;
-        for (name, message) in self.messages {
-            let added = match message {
-                Ok(message) => segments.add(&message).map_err(|damage| damage.reason),
-                Err(e) => Err(e.to_string()),
-            };
-            if let Err(reason) = added {
-                skipped += 1;
-                if skipped <= MESSAGES {
-                    print_status(&format!("skipped: {name}: {}", line(&reason)));
-                }
-            }
+        let (segments, skipped) = sum(self.parts, &self.selection)?;
+        for (name, reason) in skipped.iter().take(MESSAGES) {
+            print_status(&format!("skipped: {name}: {}", line(reason)));
         }
+        let skipped = skipped.len();
         if skipped > MESSAGES {
             print_status(&format!("skipped: {} more segments", skipped - MESSAGES));
         }
@@ -174,17 +174,66 @@ impl History {
     }
 }
 
-/// Reads segments in a thread of its own, in this order. It may open what the user may not, as the directory was opened: the
-/// recorder's is usually closed to others. Nothing is parsed with that capability.
-fn read_ahead(directory: &Directory, names: Vec<SegmentName>) -> Result<Receiver<(SegmentName, io::Result<Vec<u8>>)>> {
-    let (sender, receiver) = mpsc::sync_channel(AHEAD);
+/// The sum of all parts, each added up in a thread of its own.
+///
+/// # Errors
+/// `Data`: each part is within the limits, and all together are not.
+fn sum(parts: Vec<Receiver<Message>>, selection: &Selection) -> Result<Sum> {
+    std::thread::scope(|scope| {
+        let add = |part| scope.spawn(move || sum_of_part(part, selection));
+        let running: Vec<_> = parts.into_iter().map(add).collect();
+        let sums = running
+            .into_iter()
+            .map(|thread| thread.join().unwrap_or_else(|panic| resume_unwind(panic)));
+        let mut all: Option<Sum> = None;
+        for (part, skipped) in sums {
+            match &mut all {
+                None => all = Some((part, skipped)),
+                Some((segments, all_skipped)) => {
+                    segments.add_all(part).map_err(|damage| {
+                        Error::new(ErrorKind::Data, "there is too much in the history at that time")
+                            .why(damage.reason)
+                            .hint("choose a shorter time, or fewer services, containers or processes")
+                    })?;
+                    all_skipped.extend(skipped);
+                }
+            }
+        }
+        Ok(all.unwrap_or_else(|| (Segments::new(selection.clone()), Vec::new())))
+    })
+}
+
+fn sum_of_part(part: Receiver<Message>, selection: &Selection) -> Sum {
+    let (mut segments, mut skipped) = (Segments::new(selection.clone()), Vec::new());
+    for (name, message) in part {
+        let added = match message {
+            Ok(message) => segments.add(&message).map_err(|damage| damage.reason),
+            Err(e) => Err(e.to_string()),
+        };
+        if let Err(reason) = added {
+            skipped.push((name, reason));
+        }
+    }
+    (segments, skipped)
+}
+
+/// Reads segments in a thread of its own: consecutive ones are for one part, and each part gets one in turn. It may open what the user may not, as the
+/// directory was opened: the recorder's is usually closed to others. Nothing is parsed with that capability.
+fn read_ahead(directory: &Directory, names: Vec<SegmentName>) -> Result<Vec<Receiver<Message>>> {
+    let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+    let threads = (names.len() / MIN_PART).clamp(1, cpus.min(MAX_THREADS));
+    let (senders, receivers): (Vec<_>, Vec<_>) = (0..threads).map(|_| mpsc::sync_channel(AHEAD)).unzip();
     let directory = directory.path().to_path_buf();
     let read = move || {
-        for name in names {
-            let opened = history::open_segment(&directory, &name);
-            let content = |file| credentials::with_only(Caps::NONE, || history::decompress(file))?;
-            if sender.send((name, opened.and_then(content))).is_err() {
-                break;
+        let length = names.len().div_ceil(threads).max(1);
+        for at in 0..length {
+            for (part, sender) in names.chunks(length).zip(&senders) {
+                let Some(name) = part.get(at) else { continue };
+                let opened = history::open_segment(&directory, name);
+                let content = |file| credentials::with_only(Caps::NONE, || history::decompress(file))?;
+                if sender.send((*name, opened.and_then(content))).is_err() {
+                    return;
+                }
             }
         }
     };
@@ -196,7 +245,7 @@ fn read_ahead(directory: &Directory, names: Vec<SegmentName>) -> Result<Receiver
         .name("segments".into())
         .spawn(reader)
         .map_err(|e| Error::not_started("cannot start the thread that reads segments", e))?;
-    Ok(receiver)
+    Ok(receivers)
 }
 
 /// The numbers of processes that could not be opened, by the reason, as text.

@@ -105,6 +105,22 @@ impl Stacks {
         Ok(())
     }
 
+    /// Adds the amounts of others without a timeline. `columns`: by value type of those, the number of the type here.
+    ///
+    /// # Errors
+    /// Together they exceed a limit.
+    pub fn add_all(&mut self, other: &Stacks, columns: &[usize]) -> Result<(), Damage> {
+        let frames = self.builder.frames_of(&other.builder);
+        let mut places = Vec::with_capacity(other.builder.places());
+        places.push(Stacks::ROOT);
+        for (caller, frame, line) in other.builder.calls() {
+            let place = self.place(places[caller as usize], frames[frame as usize], line)?;
+            places.push(place);
+        }
+        self.builder.add_all(&other.builder, &places, columns);
+        Ok(())
+    }
+
     /// The profile. Without a duration it is as long as its samples.
     pub fn finish(self, mut meta: Meta) -> Profile {
         if meta.duration <= 0.0 {

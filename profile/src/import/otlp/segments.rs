@@ -173,6 +173,37 @@ impl Segments {
         Ok(())
     }
 
+    /// Adds the sum of other segments, which are later ones, with the same selection.
+    ///
+    /// # Errors
+    /// Together they exceed a limit: this sum is not usable any more.
+    pub fn add_all(&mut self, other: Segments) -> Result<(), Damage> {
+        let columns = other.types.iter().map(|kind| self.of_type(kind));
+        let columns = columns.collect::<Result<Vec<_>, _>>()?;
+        self.out.add_all(&other.out, &columns)?;
+        if let Some(period) = other.period {
+            self.add_period(period);
+        }
+        if let Some(meta) = other.meta {
+            self.add_meta(meta, true);
+        }
+        self.covered = self.covered.saturating_add(other.covered);
+        for (name, number) in other.counts {
+            let sum = self.counts.entry(name).or_default();
+            *sum = sum.saturating_add(number);
+        }
+        Ok(())
+    }
+
+    /// What all counts of some samples stand for.
+    fn add_period(&mut self, period: Result<Value, ()>) {
+        self.period = match self.period.take() {
+            None => Some(period),
+            Some(known) if known == period => Some(known),
+            Some(_) => Some(Err(())),
+        };
+    }
+
     fn of_type(&mut self, kind: &ValueType) -> Result<usize, Damage> {
         if let Some(known) = self.types.iter().position(|known| known == kind) {
             return Ok(known);
@@ -199,11 +230,7 @@ impl Segments {
         }
         if found.iter().any(|found| found.of_type == 0) {
             let period = periods.first().map(|(_, value)| value.clone()).ok_or(());
-            self.period = match self.period.take() {
-                None => Some(period),
-                Some(known) if known == period => Some(known),
-                Some(_) => Some(Err(())),
-            };
+            self.add_period(period);
         }
     }
 

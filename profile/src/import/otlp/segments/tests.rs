@@ -63,13 +63,24 @@ fn message(minute: u64, rate: u64) -> Vec<u8> {
     encode_segment(&profile, &info)
 }
 
+/// The same however the segments are divided.
 #[track_caller]
 fn sum(selection: Selection, messages: &[Vec<u8>]) -> Profile {
-    let mut segments = Segments::new(selection);
-    for message in messages {
-        segments.add(message).unwrap();
+    let of = |messages: &[Vec<u8>]| {
+        let mut segments = Segments::new(selection.clone());
+        for message in messages {
+            segments.add(message).unwrap();
+        }
+        segments
+    };
+    let whole = of(messages).finish();
+    for at in 0..messages.len() {
+        let (first, second) = messages.split_at(at);
+        let mut all = of(first);
+        all.add_all(of(second)).unwrap();
+        assert_eq!(all.finish(), whole, "{at} of {}", messages.len());
     }
-    segments.finish()
+    whole
 }
 
 /// Samples, and ns of CPU time.
