@@ -34,8 +34,7 @@
 use rustc_hash::FxHashMap;
 use std::collections::HashMap;
 
-use super::model::{Frame, FrameId, FrameKind, Meta, Node, NodeId, PlaceId, Profile, TimelineSample};
-use super::places::Places;
+use super::model::{Frame, FrameId, FrameKind, Meta, Node, NodeId, Place, PlaceId, Profile, TimelineSample};
 use super::values::{Amounts, Value, ValueType};
 use crate::sums::sum_upwards;
 
@@ -50,7 +49,9 @@ pub struct Builder {
     // Names may come from the target: use a hasher that resists collision attacks.
     frames: HashMap<Frame, FrameId>,
     children: FxHashMap<(NodeId, FrameId), NodeId>,
-    places: Places,
+    places: Vec<Place>,
+    /// Places by caller, function and line.
+    calls: FxHashMap<(PlaceId, FrameId, u32), PlaceId>,
     /// Self counts by place.
     of_places: Vec<u64>,
 }
@@ -85,7 +86,8 @@ impl Builder {
             counts: None,
             frames: HashMap::new(),
             children: FxHashMap::default(),
-            places: Places::default(),
+            places: vec![Place::ROOT],
+            calls: FxHashMap::default(),
             of_places: vec![0],
         }
     }
@@ -142,18 +144,25 @@ impl Builder {
     /// # Panics
     /// If there is no such place or frame.
     pub fn place(&mut self, caller: PlaceId, frame: FrameId, line: u32) -> PlaceId {
-        let parent = self.places.all[caller as usize].node;
-        let node = self.child(parent, frame, line);
-        let place = self.places.child(caller, node, line);
-        if self.of_places.len() < self.places.all.len() {
-            self.of_places.push(0);
+        if let Some(known) = self.calls.get(&(caller, frame, line)) {
+            return *known;
         }
+        let parent = self.places[caller as usize].node;
+        let node = self.child(parent, frame, line);
+        let place = self.places.len() as PlaceId;
+        self.places.push(Place {
+            parent: caller,
+            node,
+            line,
+        });
+        self.of_places.push(0);
+        self.calls.insert((caller, frame, line), place);
         place
     }
 
     /// The number of places, that of the root included.
     pub fn places(&self) -> usize {
-        self.places.all.len()
+        self.places.len()
     }
 
     fn place_of(&mut self, stack: &[(FrameId, u32)]) -> PlaceId {
@@ -168,7 +177,7 @@ impl Builder {
     /// # Panics
     /// If there is no such place.
     pub fn add_at_place(&mut self, place: PlaceId, amounts: &[u64]) -> NodeId {
-        let node = self.places.all[place as usize].node;
+        let node = self.places[place as usize].node;
         self.add_at(node, amounts);
         add(
             &mut self.of_places[place as usize],
@@ -225,7 +234,7 @@ impl Builder {
 
     /// Caller, function and line of each place but the root's, callers first.
     pub fn calls(&self) -> impl Iterator<Item = (PlaceId, FrameId, u32)> + '_ {
-        let places = self.places.all.iter().skip(1);
+        let places = self.places.iter().skip(1);
         places.map(|place| (place.parent, self.profile.nodes[place.node as usize].frame, place.line))
     }
 
@@ -237,8 +246,8 @@ impl Builder {
     pub fn add_all(&mut self, other: &Builder, places: &[PlaceId], columns: &[usize]) {
         let mut nodes: FxHashMap<NodeId, NodeId> = FxHashMap::default();
         for (at, place) in places.iter().enumerate() {
-            let node = self.places.all[*place as usize].node;
-            nodes.insert(other.places.all[at].node, node);
+            let node = self.places[*place as usize].node;
+            nodes.insert(other.places[at].node, node);
             add(&mut self.of_places[*place as usize], other.of_places[at]);
         }
         let mut amounts = vec![0; self.columns.len() + 1];
@@ -260,7 +269,7 @@ impl Builder {
     pub fn finish(self, meta: Meta) -> Profile {
         let mut profile = self.profile;
         profile.meta = meta;
-        let (places, nodes) = (self.places.all, &mut profile.nodes);
+        let (places, nodes) = (self.places, &mut profile.nodes);
         // Lines are inclusive, like counts.
         let mut inclusive = self.of_places.clone();
         sum_upwards(&mut inclusive, |at| Some(places[at].parent as usize));
