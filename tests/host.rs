@@ -4,7 +4,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::io::Write;
+use std::io::{Read, Write};
 use std::os::unix::fs::{MetadataExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use nativeprof::capture::ebpf::EbpfBackend;
 use nativeprof::capture::{EventKind, HostFilter, Mode, OffCpuOptions, SamplingOptions};
+use nativeprof::profile::import::{Segments, Selection};
 use nativeprof::profile::measure::{Clock, Measure};
 use nativeprof::session::{Recording as HostRecording, SessionOptions};
 use prost::Message;
@@ -64,6 +65,14 @@ fn segments(directory: &Path) -> Vec<(PathBuf, Vec<u8>)> {
         (path, bytes)
     };
     all.into_iter().map(read).collect()
+}
+
+/// What is compressed in a segment.
+fn unpacked(bytes: &[u8]) -> Vec<u8> {
+    let mut message = Vec::new();
+    let read = flate2::read::GzDecoder::new(bytes).read_to_end(&mut message);
+    read.expect("a whole file");
+    message
 }
 
 #[test]
@@ -168,9 +177,8 @@ fn containers_are_sampled_and_labelled() {
     );
     assert_eq!(all.profile.meta.quality.taken, of_container.profile.meta.quality.taken);
     let mut otlp = Vec::new();
-    for (path, bytes) in segments(&directory) {
-        let mut gz = flate2::read::GzDecoder::new(&*bytes);
-        std::io::Read::read_to_end(&mut gz, &mut otlp).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+    for (_, bytes) in segments(&directory) {
+        otlp.extend(unpacked(&bytes));
     }
     for text in [&*id, "01234567-89ab-cdef-0123-456789abcdef", "one \"two\"\nthree"] {
         let is_there = otlp.windows(text.len()).any(|part| part == text.as_bytes());
@@ -288,8 +296,7 @@ fn container(scratch: &Scratch, cgroups: &str, id: &str, seconds: &str, environm
     symlink("..data/namespace", account.join("namespace")).expect("a link");
     fs::write(account.join("..2026/namespace"), "shop").expect("a file");
     fs::write(root.join("etc/hostname"), format!("pod-{}\n", &id[..8])).expect("a file");
-    let script =
-        "import sys, time\nend = time.monotonic() + float(sys.argv[1])\nwhile time.monotonic() < end:\n    pass\n";
+    let script = "import sys, time\nwhile time.process_time() < float(sys.argv[1]):\n    pass\n";
     fs::write(root.join("srv/worker.py"), script).expect("a file");
     let mut mounts = vec![json!({"destination": "/proc", "type": "proc", "source": "proc"})];
     // An interpreter, wherever it is, and its libraries are those of the machine.
@@ -341,10 +348,7 @@ const POD: &str = "12345678-1234-1234-1234-123456789abc";
 fn samples_by_labels(directory: &Path) -> BTreeMap<String, usize> {
     let mut found = BTreeMap::new();
     for (path, bytes) in segments(directory) {
-        let mut message = Vec::new();
-        let mut gz = flate2::read::GzDecoder::new(&*bytes);
-        std::io::Read::read_to_end(&mut gz, &mut message).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
-        let segment = otlp::Segment::decode(&*message).expect("a message");
+        let segment = otlp::Segment::decode(&*unpacked(&bytes)).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
         for resource in segment.resources {
             let attributes = resource.resource.expect("a resource").attributes.into_iter();
             let labels = attributes.filter(|a| a.key != "host.name");
@@ -360,6 +364,7 @@ fn samples_by_labels(directory: &Path) -> BTreeMap<String, usize> {
 
 /// What of OTLP profiles (proto 1.11.0) says which samples a resource has.
 mod otlp {
+    use nativeprof::profile::import::{Segments, Selection};
     use prost::Message;
 
     #[derive(Clone, PartialEq, Message)]
@@ -477,12 +482,104 @@ fn containers_and_units_have_their_labels() {
     ];
     let mut found = samples_by_labels(&directory);
     // runc itself, until it executes the program, is in the container's group.
-    found.retain(|labels, _| !labels.contains("runc"));
+    found.retain(|labels, _| !labels.contains("service.name=runc") && !labels.contains("service.name=exe"));
     for labels in &expected {
         let samples = found.remove(labels).unwrap_or(0);
         assert!(samples > 0, "no samples of {labels}; others: {found:#?}\n{log}");
     }
-    assert!(found.is_empty(), "other labels: {found:#?}");
+    let metrics = fs::read_to_string(directory.join("metrics.prom")).unwrap_or_default();
+    assert!(found.is_empty(), "other labels: {found:#?}\n{log}\n{metrics}");
+}
+
+/// Has a first thread and a working one of these names; works when it is told to.
+const NAMED: &str = "\
+import sys, threading, time
+def work():
+    with open('/proc/self/task/%d/comm' % threading.get_native_id(), 'w') as comm:
+        comm.write(sys.argv[2])
+    print('READY', flush=True)
+    sys.stdin.readline()
+    end = time.thread_time() + 0.3
+    while time.thread_time() < end:
+        pass
+with open('/proc/self/comm', 'w') as comm:
+    comm.write(sys.argv[1])
+thread = threading.Thread(target=work)
+thread.start()
+thread.join()
+";
+
+#[test]
+fn filters_admit_what_they_name_and_what_is_below() {
+    let _live = live();
+    let scratch = Scratch::new();
+    let directory = scratch.path("history");
+    let named = |first: &str, working: &str| {
+        let mut command = Command::new(&installed_python().exe);
+        command.args(["-c", NAMED, first, working]);
+        Program::start(command)
+    };
+    let busy = "i=0; while [ $i -lt 150000 ]; do i=$((i+1)); done";
+    let shell = |program: &str, words: &[&str], then: &str| {
+        let mut command = Command::new(program);
+        command
+            .args(words)
+            .args(["-c", &format!("echo READY; read go; {then}")]);
+        Program::start(command)
+    };
+    let tree = CgroupTree(format!("nativeprof-filters-{}", std::process::id()));
+    let below = Cgroup::new(&[&tree.0, "a", "b"]);
+    let in_group = shell("sh", &[], busy);
+    below.add(in_group.pid());
+    let user = ["--reuid=12345", "--clear-groups", "sh"];
+    let mut programs = [
+        ("of the name", true, named("np_named", "np_other")),
+        ("of a thread's name", false, named("np_other", "np_named")),
+        ("in the group", true, in_group),
+        ("of the user", true, shell("setpriv", &user, busy)),
+        (
+            "with children",
+            true,
+            shell("sh", &[], &format!("({busy}) & echo CHILD $!; wait")),
+        ),
+        ("of none", false, shell("sh", &[], busy)),
+    ];
+    let parent = programs[4].2.pid().to_string();
+    let group = format!("/{}", tree.0);
+    let filters = [
+        "--comm", "np_named", "--cgroup", &group, "--user", "12345", "--pid", &parent,
+    ];
+    let running = start(&directory, &[&["-r", "500", "--segment", "1m"], &filters[..]].concat());
+    programs.iter_mut().for_each(|(_, _, program)| program.send("go"));
+    programs[4].2.wait_for("CHILD");
+    let child = programs[4]
+        .2
+        .said
+        .last()
+        .and_then(|line| line.strip_prefix("CHILD ")?.parse().ok());
+    let mut expected: Vec<(&str, bool, u32)> = Vec::new();
+    for (what, is_admitted, mut program) in programs {
+        let pid = child.filter(|_| what == "with children").unwrap_or(program.pid());
+        program.finish();
+        expected.push((what, is_admitted, pid));
+    }
+    let log = stop(running);
+    drop(tree);
+    let messages: Vec<Vec<u8>> = segments(&directory)
+        .into_iter()
+        .map(|(_, bytes)| unpacked(&bytes))
+        .collect();
+    for (what, is_admitted, pid) in expected {
+        let mut sum = Segments::new(Selection {
+            pid: Some(pid),
+            ..Selection::default()
+        });
+        for message in &messages {
+            sum.add(message).unwrap_or_else(|e| panic!("{}", e.reason));
+        }
+        let samples = sum.finish().nodes.first().map_or(0, |root| root.count);
+        assert_eq!(samples > 0, is_admitted, "{samples} samples of a process {what}\n{log}");
+    }
 }
 
 /// A sample that is taken while the rate changes counts with the rate that it was taken at: the sum is the CPU time.

@@ -81,6 +81,11 @@ impl Root {
         self.key == other.key
     }
 
+    /// Whether another process has the same root directory, in whichever mount namespace.
+    pub fn is_same_directory(&self, other: &Root) -> bool {
+        (self.key.1, self.key.2) == (other.key.1, other.key.2)
+    }
+
     /// A directory as the root of a process of user 0.
     #[cfg(test)]
     pub fn example(directory: File) -> Root {

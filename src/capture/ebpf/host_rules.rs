@@ -3,11 +3,13 @@
 #![allow(unsafe_code)]
 
 use aya::maps::{HashMap as BpfHash, Map, MapData};
+use aya::programs::ProgramType;
+use aya::sys::{BpfHelper, is_helper_supported};
 
 use super::errors::bpf_error;
 use super::object::LOAD;
 use crate::capture::HostFilter;
-use crate::error::Result;
+use crate::error::{Error, ErrorKind, Result};
 use crate::event::Pid;
 use crate::sys::procfs;
 
@@ -80,6 +82,36 @@ impl HostFilter {
     }
 }
 
+/// Checks that the kernel can tell the program what a filter needs.
+///
+/// # Errors
+/// `Unsupported`: a cgroup is to be sampled with those below it, which such programs cannot ask for before Linux 5.14
+/// (`bpf_tracing_func_proto`, kernel/trace/bpf_trace.c).
+pub fn check_kernel(filter: &HostFilter) -> Result<()> {
+    let has = || {
+        is_helper_supported(
+            ProgramType::PerfEvent,
+            BpfHelper::BPF_FUNC_get_current_ancestor_cgroup_id,
+        )
+    };
+    if filter.cgroups.is_empty() || has().unwrap_or(true) {
+        return Ok(());
+    }
+    Err(no_ancestors())
+}
+
+fn no_ancestors() -> Error {
+    Error::new(
+        ErrorKind::Unsupported,
+        "cannot sample the processes of a cgroup or container alone",
+    )
+    .why("this kernel does not tell BPF programs which cgroups are around one (Linux 5.14 does)")
+    .hint(
+        "without --cgroup and --container all processes are recorded: select with `report --container`; \
+             or use --pid, --user or --comm",
+    )
+}
+
 /// The map `RULES`.
 pub struct HostRules(BpfHash<MapData, Rule, u32>);
 
@@ -128,6 +160,13 @@ mod tests {
         };
         let kinds = [all.kinds(), excluded.kinds(), users.kinds()];
         assert_eq!(kinds, [1 << ALL, 1 << ALL | 1 << EXCLUDED, 1 << USER | 1 << EXCLUDED]);
+    }
+
+    #[test]
+    fn only_cgroups_need_a_newer_kernel() {
+        assert!(check_kernel(&HostFilter::default()).is_ok());
+        let error = no_ancestors();
+        assert!(error.kind == ErrorKind::Unsupported && error.hint.contains("--pid"));
     }
 
     #[test]

@@ -22,7 +22,7 @@ use super::recent_programs::RecentPrograms;
 use super::sample_ring::SampleRing;
 use super::sampling_events::CpuEvents;
 use super::sideband_rings::SidebandRings;
-use super::{EbpfBackend, KernelFacts, StackReassembler, switch_in, workers};
+use super::{EbpfBackend, KernelFacts, StackReassembler, host_rules, switch_in, workers};
 use crate::capture::common::jitter::period;
 use crate::capture::{HostFilter, Mode, SamplingOptions};
 use crate::error::{Error, ErrorKind, Result};
@@ -44,6 +44,7 @@ impl EbpfBackend {
         if let Some(missing) = checks::ebpf(&checks::SystemFacts::read()).into_iter().next() {
             return Err(missing.error("sampling with eBPF is not permitted"));
         }
+        options.host.as_ref().map_or(Ok(()), host_rules::check_kernel)?;
         let cpus = sys::process::cpu_count() as u32;
         let variants = Variant::candidates()?;
         let mut sizes = MapSizes {

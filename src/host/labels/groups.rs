@@ -96,10 +96,11 @@ impl Groups {
         }
     }
 
-    /// Takes note of the group of a process that runs; `text` is that of its `/proc/PID/cgroup`.
+    /// Takes note of the group of a process that runs, if the hierarchy is not to be seen; `text` is that of its `/proc/PID/cgroup`.
+    /// (The process may have been moved since its sample was taken.)
     pub fn add(&mut self, number: u64, text: &str) {
         let path = text.lines().find_map(|line| line.strip_prefix("0::"));
-        if let Some(path) = path.filter(|_| number != 0) {
+        if let Some(path) = path.filter(|_| number != 0 && self.root.is_none()) {
             lock(&self.known).insert(number, cgroup::of_path(path), false);
         }
     }

@@ -45,7 +45,9 @@ const ALLOWED: [&str; 4] = [
 ];
 /// Processes that are remembered.
 const MAX_PROCESSES: usize = 16_384;
-/// Segments after which a process that was not asked for is forgotten.
+/// Pods whose names are remembered.
+const MAX_PODS: usize = 4096;
+/// Segments after which a process or pod that was not asked for is forgotten.
 const UNUSED_SEGMENTS: u64 = 5;
 
 type Attributes = Vec<(String, String)>;
@@ -69,6 +71,8 @@ pub struct LabelReader {
     known: FxHashMap<Run, Known>,
     /// The last one of each process.
     last: FxHashMap<Pid, Run>,
+    /// By UID, with the segment of the last use.
+    pods: FxHashMap<String, (u64, PodNames)>,
     groups: Groups,
     problems: BTreeMap<&'static str, u64>,
 }
@@ -111,6 +115,7 @@ impl LabelReader {
             segment: 0,
             known: FxHashMap::default(),
             last: FxHashMap::default(),
+            pods: FxHashMap::default(),
             groups: Groups::of_machine(),
             problems: BTreeMap::new(),
         }
@@ -121,9 +126,11 @@ impl LabelReader {
     pub fn resource(&mut self, process: &ProcessInstance) -> Rc<Attributes> {
         let started = process.started.filter(|_| process.run != 0);
         let Some(started) = started else {
-            return self
+            let found = self
                 .of_last(process)
                 .unwrap_or_else(|| Rc::new(self.of_sample(process)));
+            self.read_ahead(process);
+            return found;
         };
         let key = (process.pid, started, process.run);
         if let Some(known) = self.known.get_mut(&key) {
@@ -132,28 +139,54 @@ impl LabelReader {
                 return known.attributes.clone();
             }
         }
-        // The number may belong to another process before or after this one is read.
-        let runs = || procfs::start_time(process.pid) == Some(started);
-        let found = runs().then(|| self.of_running(process)).filter(|_| runs());
-        let Some(attributes) = found.map(Rc::new) else {
+        let Some(attributes) = self.read_run(key, process.cgroup, &process.comm) else {
             let known = self.known.get(&key).map(|known| known.attributes.clone());
+            let known = known.or_else(|| self.of_last(process));
             return known.unwrap_or_else(|| Rc::new(self.of_sample(process)));
         };
+        attributes
+    }
+
+    /// Reads and remembers the labels of a process. `None`: it has exited.
+    fn read_run(&mut self, key: Run, cgroup: u64, comm: &str) -> Option<Rc<Attributes>> {
+        let (pid, started, _) = key;
+        // The number may belong to another process before or after this one is read, and of a zombie only the group is left.
+        let runs =
+            || procfs::start_time(pid) == Some(started) && !matches!(procfs::stat_state(pid), None | Some('Z' | 'X'));
+        let found = runs().then(|| self.of_running(pid, cgroup, comm)).filter(|_| runs());
+        let attributes = Rc::new(found?);
         let known = Known {
             attributes: attributes.clone(),
-            cgroup: process.cgroup,
-            comm: process.comm.clone(),
+            cgroup,
+            comm: comm.into(),
             used: self.segment,
             read: self.segment,
             is_settled: self.known.contains_key(&key),
         };
         if self.known.len() < MAX_PROCESSES || known.is_settled {
             self.known.insert(key, known);
-            self.last.insert(process.pid, key);
+            self.last.insert(pid, key);
         } else {
             self.count("too_many_processes");
         }
-        attributes
+        Some(attributes)
+    }
+
+    /// Reads the labels of what a process runs now that was not open when its sample was taken: mostly it has executed another
+    /// program, which may have exited when its first sample is handled.
+    fn read_ahead(&mut self, process: &ProcessInstance) {
+        let pid = process.pid;
+        let name = procfs::thread_name(pid, pid);
+        if let (Some(started), Some(name)) = (procfs::start_time(pid), name) {
+            let key = (pid, started, 0);
+            let is_known = self
+                .known
+                .get(&key)
+                .is_some_and(|known| known.comm == name && known.read == self.segment);
+            if !is_known {
+                self.read_run(key, process.cgroup, &name);
+            }
+        }
     }
 
     /// Forgets processes that were not asked for in the last segments.
@@ -162,6 +195,7 @@ impl LabelReader {
         let oldest = self.segment.saturating_sub(UNUSED_SEGMENTS);
         self.known.retain(|_, known| known.used >= oldest);
         self.last.retain(|_, key| self.known.contains_key(key));
+        self.pods.retain(|_, (used, _)| *used >= oldest);
         self.groups.end_segment();
     }
 
@@ -169,6 +203,7 @@ impl LabelReader {
     pub fn renew(&mut self) {
         self.known.clear();
         self.last.clear();
+        self.pods.clear();
     }
 
     /// Labels that were not found, or not remembered, by the reason, so far: `cgroup_unknown` of a process that had exited,
@@ -199,17 +234,40 @@ impl LabelReader {
         if place.is_none() {
             self.count("cgroup_unknown");
         }
+        let place = place.unwrap_or_default();
+        let pod = self.pod_names(process.pid, &place);
         self.attributes(Facts {
-            place: place.unwrap_or_default(),
+            pod,
+            place,
             program: process.comm.clone(),
             ..Facts::default()
         })
     }
 
-    fn of_running(&mut self, process: &ProcessInstance) -> Attributes {
-        let pid = process.pid;
+    /// Names of the pod at a place. A process of it may be read for them.
+    fn pod_names(&mut self, pid: Pid, place: &Place) -> PodNames {
+        let Some(pod) = &place.pod else {
+            return PodNames::default();
+        };
+        if let Some((used, names)) = self.pods.get_mut(pod) {
+            *used = self.segment;
+            return names.clone();
+        }
+        // The number may belong to a process of another pod by now.
+        let now = cgroup::parse(&read(&format!("/proc/{pid}/cgroup")));
+        if now.pod.as_ref() != Some(pod) {
+            return PodNames::default();
+        }
+        let names = pod::names(pid, self.root.as_ref(), &self.host);
+        if names != PodNames::default() && self.pods.len() < MAX_PODS {
+            self.pods.insert(pod.clone(), (self.segment, names.clone()));
+        }
+        names
+    }
+
+    fn of_running(&mut self, pid: Pid, cgroup: u64, comm: &str) -> Attributes {
         let text = read(&format!("/proc/{pid}/cgroup"));
-        self.groups.add(process.cgroup, &text);
+        self.groups.add(cgroup, &text);
         let place = cgroup::parse(&text);
         let exe = fs::read_link(format!("/proc/{pid}/exe")).unwrap_or_default();
         let exe = exe.file_name().unwrap_or_default().as_bytes();
@@ -219,17 +277,14 @@ impl LabelReader {
         } else {
             Vec::new()
         };
-        let pod = match place.pod {
-            Some(_) => pod::names(pid, self.root.as_ref(), &self.host),
-            None => PodNames::default(),
-        };
+        let names = self.pod_names(pid, &place);
         self.attributes(Facts {
+            pod: names,
             place,
-            pod,
             environment: read(&format!("/proc/{pid}/environ")),
             context: context(pid),
             script: script::name(&command_line),
-            program: program(&process.comm, &String::from_utf8_lossy(exe)),
+            program: program(comm, &String::from_utf8_lossy(exe)),
         })
     }
 
@@ -350,7 +405,7 @@ fn decode(text: &str) -> String {
 mod tests {
     use super::*;
     use std::io::Write;
-    use std::process::{Command, Stdio};
+    use std::process::{Child, ChildStdin, Command, Stdio};
 
     #[test]
     fn values_are_decoded_and_cut() {
@@ -376,6 +431,24 @@ mod tests {
 
     fn value<'a>(found: &'a Attributes, key: &str) -> Option<&'a str> {
         found.iter().find(|(k, _)| k == key).map(|(_, v)| v.as_str())
+    }
+
+    /// `cat`, which has been executed, with what it reads.
+    fn running_cat(prepare: impl Fn(&mut Command)) -> (Child, ChildStdin) {
+        let mut command = Command::new("cat");
+        prepare(&mut command);
+        let mut child = command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("cat");
+        // A parent goes on a little earlier.
+        let mut echo = [0];
+        let mut stdin = child.stdin.take().expect("a pipe");
+        stdin.write_all(b"x").expect("it reads");
+        let stdout = child.stdout.as_mut().expect("a pipe");
+        stdout.read_exact(&mut echo).expect("it writes");
+        (child, stdin)
     }
 
     fn reader() -> LabelReader {
@@ -460,15 +533,19 @@ mod tests {
         let mut reader = reader();
         let id = "0123456789abcdef".repeat(4);
         reader.groups.add(7, &format!("0::/docker/{id}\n"));
+        let mut child = Command::new("true").spawn().expect("true");
+        child.wait().expect("its end");
         let mut gone = ProcessInstance {
-            pid: std::process::id(),
+            pid: child.id(),
             run: 0,
             cgroup: 7,
             comm: "true".into(),
             ..ProcessInstance::default()
         };
         // Of a process that could not be opened, and of one whose number another process has now.
-        for (run, started) in [(0, procfs::start_time(gone.pid)), (1, Some(1))] {
+        let of_other = (1, Some(1), std::process::id());
+        for (run, started, pid) in [(0, None, gone.pid), (1, Some(1), gone.pid), of_other] {
+            gone.pid = pid;
             gone.run = run;
             gone.started = started;
             let found = reader.resource(&gone);
@@ -484,9 +561,18 @@ mod tests {
     #[test]
     fn the_last_samples_of_a_process_have_its_labels() {
         let mut reader = reader();
-        let mut own = instance(std::process::id(), 1);
-        own.comm = "worker".into();
+        let (mut child, _) = running_cat(|_| {});
+        let mut own = instance(child.id(), 1);
+        own.comm = "cat".into();
         let labels = reader.resource(&own);
+        child.kill().expect("it runs");
+        // A zombie, too, has exited.
+        while procfs::stat_state(child.id()) != Some('Z') {
+            std::thread::yield_now();
+        }
+        let other = ProcessInstance { run: 2, ..own.clone() };
+        assert!(Rc::ptr_eq(&labels, &reader.resource(&other)));
+        child.wait().expect("its end");
         let mut gone = ProcessInstance {
             run: 0,
             started: None,
@@ -545,23 +631,15 @@ mod tests {
 
     #[test]
     fn a_process_has_the_labels_of_its_environment() {
-        let mut child = Command::new("cat")
-            .env(
+        let (mut child, stdin) = running_cat(|cat| {
+            cat.env(
                 "OTEL_RESOURCE_ATTRIBUTES",
                 "service.name=other,service.version=2,secret=x",
             )
             .env("OTEL_SERVICE_NAME", "shop \"a\"\nb")
             .env("SHOWN", "yes")
-            .env("HIDDEN", "no")
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .expect("cat");
-        // Its environment is there once it runs; a parent goes on a little earlier.
-        let mut echo = [0];
-        let (stdin, stdout) = (child.stdin.as_mut(), child.stdout.as_mut());
-        stdin.expect("a pipe").write_all(b"x").expect("it reads");
-        stdout.expect("a pipe").read_exact(&mut echo).expect("it writes");
+            .env("HIDDEN", "no");
+        });
         let mut reader = LabelReader::new(LabelOptions {
             include_env: vec!["SHOWN".into()],
             labels: vec![("region".into(), "north".into())],
@@ -579,7 +657,7 @@ mod tests {
                 .iter()
                 .all(|(k, v)| !k.contains("secret") && !k.contains("HIDDEN") && v != "no")
         );
-        drop(child.stdin.take());
+        drop(stdin);
         child.wait().expect("its end");
     }
 }

@@ -22,9 +22,9 @@ pub struct PodNames {
 }
 
 /// The names of the pod of a process. `ours`: our own root directory, whose files say nothing of others; `host`: name of this
-/// machine, which pods in its network have, too.
+/// machine, which pods in its network have, too. A container that is just being made still has our root.
 pub fn names(pid: Pid, ours: Option<&Root>, host: &str) -> PodNames {
-    let root = Root::of(pid).filter(|root| !root.is_ours && ours.is_some_and(|ours| !root.is_same(ours)));
+    let root = Root::of(pid).filter(|root| !root.is_ours && ours.is_some_and(|ours| !root.is_same_directory(ours)));
     root.map_or(PodNames::default(), |root| names_in(&root, host))
 }
 
