@@ -323,7 +323,7 @@ fn container(scratch: &Scratch, cgroups: &str, id: &str, seconds: &str, environm
         "mounts": mounts,
         "linux": {
             "namespaces": [{"type": "pid"}, {"type": "mount"}, {"type": "uts"}],
-            "cgroupsPath": format!("/{cgroups}/kubepods/besteffort/pod{POD}/{id}"),
+            "cgroupsPath": format!("/{cgroups}/kubepods/besteffort/pod{}/{id}", pod_of(id)),
         },
     });
     fs::write(bundle.join("config.json"), config.to_string()).expect("a file");
@@ -342,7 +342,10 @@ fn installed_python() -> &'static Python {
     all.find(|python| !python.is_unpacked()).expect("an installed CPython")
 }
 
-const POD: &str = "12345678-1234-1234-1234-123456789abc";
+/// The identifier of the pod of a container.
+fn pod_of(id: &str) -> String {
+    format!("12345678-1234-1234-1234-{}", &id[..12])
+}
 
 /// Samples of a history by the labels of their resources, as `KEY=VALUE KEY=VALUE`, without the host's name.
 fn samples_by_labels(directory: &Path) -> BTreeMap<String, usize> {
@@ -364,7 +367,6 @@ fn samples_by_labels(directory: &Path) -> BTreeMap<String, usize> {
 
 /// What of OTLP profiles (proto 1.11.0) says which samples a resource has.
 mod otlp {
-    use nativeprof::profile::import::{Segments, Selection};
     use prost::Message;
 
     #[derive(Clone, PartialEq, Message)]
@@ -470,7 +472,8 @@ fn containers_and_units_have_their_labels() {
     drop(tree);
     let pod = |id: &str, service: &str| {
         let name = &id[..8];
-        let pod = format!("k8s.namespace.name=shop k8s.pod.name=pod-{name} k8s.pod.uid={POD}");
+        let uid = pod_of(id);
+        let pod = format!("k8s.namespace.name=shop k8s.pod.name=pod-{name} k8s.pod.uid={uid}");
         format!("container.id={id} {pod} service.name={service}")
     };
     let expected = [
