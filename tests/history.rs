@@ -104,7 +104,17 @@ fn times_are_of_a_clock() {
         ),
         (&["--from", "03:20", "--to", "03:18"], "no time is between"),
         (&["--from", "03:61"], "a time in UTC"),
-        (&["--service", "none"], "none of what is selected"),
+        (
+            &["--service", "none"],
+            "no process has --service none; there are service-0, service-1",
+        ),
+        (&["--comm", "PYTHON"], "there are python3.13, nginx"),
+        (&["--container", "x\ny"], "no process has --container x\\x0ay; there are "),
+        (&["--pid", "4000000"], "no process has --pid 4000000; there are "),
+        (
+            &["--service", "service-0", "--comm", "nginx", "--pid", "1003"],
+            "none of what is selected",
+        ),
     ] {
         let error = error(path, arguments);
         assert!(error.contains(part), "{error}");

@@ -1,6 +1,6 @@
 //! What commands read: a file, or a part of the history in a directory.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::panic::resume_unwind;
 use std::path::Path;
@@ -16,9 +16,11 @@ use crate::history::name::SegmentName;
 use crate::history::{self, Directory, Entry, REFUSED_PROCESSES};
 use crate::privileges::credentials::{self, Cap, Caps};
 use crate::privileges::phases;
-use crate::profile::import::{Segments, Selection};
+use crate::profile::import::{SegmentNames, Segments, Selection};
 use crate::profile::model::Profile;
 
+/// Names that are listed where another one is asked for.
+const MAX_LISTED: usize = 8;
 /// Segments that are decompressed ahead of those that are added up.
 const AHEAD: usize = 4;
 /// Segments from which on another thread helps, and threads at most: each has a sum of its own.
@@ -88,7 +90,7 @@ struct History {
     from: u64,
     to: u64,
     selection: Selection,
-    segments: usize,
+    segments: Vec<SegmentName>,
     /// The segments' messages, a part of them for each thread that adds up.
     parts: Vec<Receiver<Message>>,
 }
@@ -128,8 +130,8 @@ impl History {
                 comm: selected.comm.clone(),
                 pid: selected.pid,
             },
-            segments: names.len(),
-            parts: read_ahead(&directory, names)?,
+            parts: read_ahead(&directory, names.clone())?,
+            segments: names,
             directory,
         })
     }
@@ -152,19 +154,21 @@ impl History {
                 "{} has no such samples from {from} to {to}",
                 self.directory.path().display()
             );
-            let why = match self.segments {
+            let why = match self.segments.len() {
                 0 => extent(&self.directory),
                 all if all == skipped => format!("none of its {all} segments could be read"),
-                all => format!(
-                    "its {} segments of that time have none of what is selected",
-                    all - skipped
-                ),
+                all => unknown_name(&self.directory, &self.segments, &self.selection).unwrap_or_else(|| {
+                    format!(
+                        "its {} segments of that time have none of what is selected",
+                        all - skipped
+                    )
+                }),
             };
             return Err(Error::new(ErrorKind::Data, what).why(why).hint(
                 "choose another time with --last, or --from and --to, or fewer of --service, --container, --comm, --pid",
             ));
         }
-        print_status(&format!("{} segments from {from} to {to}", self.segments - skipped));
+        print_status(&format!("{} segments from {from} to {to}", self.segments.len() - skipped));
         if !refused.is_empty() {
             print_status(&format!(
                 "processes that could not be opened, in each segment: {refused}"
@@ -256,6 +260,57 @@ fn refused(counts: &BTreeMap<String, u64>) -> String {
     });
     let texts: Vec<String> = of_processes.take(MESSAGES).collect();
     texts.join(", ")
+}
+
+/// Which of the names that are selected the segments do not have, and which they have.
+fn unknown_name(directory: &Directory, segments: &[SegmentName], selected: &Selection) -> Option<String> {
+    let mut names = SegmentNames::default();
+    // What is damaged has been reported. Without the privileges that they were opened with, none may be readable.
+    let mut messages = segments.iter().filter_map(|name| directory.read(name).ok()).peekable();
+    messages.peek()?;
+    for message in messages {
+        let _ = names.add(&message);
+    }
+    let is_equal = |name: &str, wanted: &str| name == wanted;
+    let begins = |name: &str, wanted: &str| name.starts_with(wanted);
+    let pids = names.pids.iter().map(u32::to_string).collect();
+    let pid = selected.pid.map(|pid| pid.to_string());
+    let kinds: [(_, _, _, &dyn Fn(&str, &str) -> bool); 4] = [
+        ("--service", &selected.service, &names.services, &is_equal),
+        ("--container", &selected.container, &names.containers, &begins),
+        ("--comm", &selected.comm, &names.comms, &is_equal),
+        ("--pid", &pid, &pids, &is_equal),
+    ];
+    kinds.into_iter().find_map(|(option, wanted, there, is)| {
+        let wanted = wanted
+            .as_ref()
+            .filter(|wanted| !there.iter().any(|name| is(name, wanted)))?;
+        Some(format!(
+            "no process has {option} {}; {}",
+            line(wanted),
+            listed(there, wanted)
+        ))
+    })
+}
+
+/// Some of the names that there are, those that have to do with the wanted one first.
+fn listed(names: &BTreeSet<String>, wanted: &str) -> String {
+    if names.is_empty() {
+        return "there are none".into();
+    }
+    let wanted = wanted.to_lowercase();
+    let is_other = |name: &&String| {
+        let name = name.to_lowercase();
+        name.is_empty() || !(name.contains(&wanted) || wanted.contains(&name))
+    };
+    let mut names: Vec<&String> = names.iter().collect();
+    names.sort_by_key(is_other);
+    let shown: Vec<_> = names.iter().take(MAX_LISTED).map(|name| line(name)).collect();
+    let more = match names.len().saturating_sub(MAX_LISTED) {
+        0 => String::new(),
+        more => format!(" and {more} more"),
+    };
+    format!("there are {}{more}", shown.join(", "))
 }
 
 fn report_foreign(directory: &Directory) {

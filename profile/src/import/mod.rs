@@ -21,6 +21,7 @@ mod stacks;
 mod tests;
 mod wire;
 
+pub use otlp::segment_names::SegmentNames;
 pub use otlp::segments::{Segments, Selection};
 pub use stacks::{MAX_DEPTH, MAX_PLACES, MAX_SAMPLES, MAX_VALUE_TYPES};
 

@@ -8,6 +8,7 @@
 
 mod contexts;
 mod locations;
+pub mod segment_names;
 pub mod segments;
 mod tables;
 #[cfg(test)]

@@ -440,7 +440,7 @@ fn per_count(value: &Value) -> u64 {
 }
 
 /// An attribute of a profile.
-fn attribute(head: &ProfileHead<'_>, wanted: &str, tables: &Tables<'_>) -> Result<Option<Any>, Damage> {
+pub(super) fn attribute(head: &ProfileHead<'_>, wanted: &str, tables: &Tables<'_>) -> Result<Option<Any>, Damage> {
     for index in &head.attributes {
         let (key, value) = tables.attribute(*index)?;
         if key == wanted {
