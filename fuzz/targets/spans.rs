@@ -30,6 +30,7 @@ fuzz_target!(|data: &[u8]| {
     }
     let published = maps::parse(b"1000-2000 rw-p 0 00:00 0 /memfd:OTEL_CTX");
     let keys = thread_context::keys(&memory, &published).unwrap_or_default();
+    let _ = thread_context::resource(&memory, &published);
     for record in [&out.package[..], &out.context, data] {
         assert!(spans::labels(record).len() <= record.len() / 2);
         assert!(thread_context::labels(record, &keys).0.len() <= 2 + record.len() / 2);
