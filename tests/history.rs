@@ -109,7 +109,10 @@ fn times_are_of_a_clock() {
             "no process has --service none; there are service-0, service-1",
         ),
         (&["--comm", "PYTHON"], "there are python3.13, nginx"),
-        (&["--container", "x\ny"], "no process has --container x\\x0ay; there are "),
+        (
+            &["--container", "x\ny"],
+            "no process has --container x\\x0ay; there are ",
+        ),
         (&["--pid", "4000000"], "no process has --pid 4000000; there are "),
         (
             &["--service", "service-0", "--comm", "nginx", "--pid", "1003"],

@@ -271,25 +271,22 @@ fn unknown_name(directory: &Directory, segments: &[SegmentName], selected: &Sele
     for message in messages {
         let _ = names.add(&message);
     }
-    let is_equal = |name: &str, wanted: &str| name == wanted;
-    let begins = |name: &str, wanted: &str| name.starts_with(wanted);
     let pids = names.pids.iter().map(u32::to_string).collect();
     let pid = selected.pid.map(|pid| pid.to_string());
-    let kinds: [(_, _, _, &dyn Fn(&str, &str) -> bool); 4] = [
-        ("--service", &selected.service, &names.services, &is_equal),
-        ("--container", &selected.container, &names.containers, &begins),
-        ("--comm", &selected.comm, &names.comms, &is_equal),
-        ("--pid", &pid, &pids, &is_equal),
+    let kinds = [
+        ("--service", &selected.service, &names.services),
+        ("--container", &selected.container, &names.containers),
+        ("--comm", &selected.comm, &names.comms),
+        ("--pid", &pid, &pids),
     ];
-    kinds.into_iter().find_map(|(option, wanted, there, is)| {
-        let wanted = wanted
-            .as_ref()
-            .filter(|wanted| !there.iter().any(|name| is(name, wanted)))?;
-        Some(format!(
-            "no process has {option} {}; {}",
-            line(wanted),
-            listed(there, wanted)
-        ))
+    kinds.into_iter().find_map(|(option, wanted, there)| {
+        let wanted = wanted.as_ref()?;
+        let is_it = |name: &String| match option {
+            "--container" => name.starts_with(wanted),
+            _ => name == wanted,
+        };
+        let is_unknown = !there.iter().any(is_it);
+        is_unknown.then(|| format!("no process has {option} {}; {}", line(wanted), listed(there, wanted)))
     })
 }
 
