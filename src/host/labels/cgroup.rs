@@ -132,8 +132,7 @@ mod tests {
     const OUTER: &str = "ffffffffffffffffffffffffffffffffffffffffffffffffffffffffffffffff";
 
     /// `ID`, `OUTER`, `POD`, `UNDER` and `STATIC` stand for identifiers, in the text and in what is expected: `container pod
-    /// service`,
-    /// `-` for none.
+    /// service`, `-` for none.
     fn check(text: &str, expected: &str) {
         let full = |text: &str| {
             text.replace("STATIC", STATIC)
@@ -168,7 +167,7 @@ mod tests {
         check("0::/system.slice/docker-OUTER.scope/docker/ID\n", "ID - -");
     }
 
-    /// Podman: `CgroupPath` in libpod/container.go and `libpod-payload` in libpod/oci_conmon_linux.go, Podman 5.
+    /// Podman: `getOCICgroupPath` in libpod/container_internal_linux.go, Podman 6.1.
     #[test]
     fn podman() {
         check("0::/machine.slice/libpod-ID.scope\n", "ID - -");
@@ -188,7 +187,7 @@ mod tests {
 
     /// Kubelet: `podCgroupNamePrefix` in pkg/kubelet/cm/pod_container_manager_linux.go, `ToSystemd` and `ToCgroupfs` in
     /// cgroup_manager_linux.go, Kubernetes 1.31. Below it containerd (`getCgroupsPath`,
-    /// internal/cri/server/podsandbox/helpers_linux.go, containerd 2.0) and CRI-O (`containerCgroupPath`,
+    /// internal/cri/server/podsandbox/helpers_linux.go, containerd 2.0) and CRI-O (`ContainerCgroupAbsolutePath`,
     /// internal/config/cgmgr/systemd_linux.go, CRI-O 1.31).
     #[test]
     fn kubernetes() {
@@ -240,7 +239,8 @@ mod tests {
         );
     }
 
-    /// LXC: `lxc.payload` in src/lxc/cgroups/cgroup_utils.h and cgfsng.c, LXC 6.0 and before 4.0. LXD and Incus use it.
+    /// LXC: `DEFAULT_PAYLOAD_CGROUP_PREFIX` in src/lxc/cgroups/cgroup.h, LXC 4.0 and later; `lxc.payload/` and `lxc/` before. LXD
+    /// and Incus use it.
     #[test]
     fn lxc() {
         check("0::/lxc.payload.web/system.slice/nginx.service\n", "web - nginx");

@@ -1,8 +1,8 @@
 //! Places of control groups by their number, for processes that have exited when their first sample is handled.
 //!
 //! The number is the inode of the group's directory in the hierarchy of version 2 (Linux, `cgroup_id`). A thread reads it when
-//! the group is made: a container may be gone before its first sample is handled. A group that was removed is remembered for some
-//! segments.
+//! the group is made: a container may be gone before its first sample is handled. A group that was removed is remembered for
+//! some segments.
 
 use std::fs::{self, File};
 use std::os::fd::AsFd;
@@ -96,8 +96,8 @@ impl Groups {
         }
     }
 
-    /// Takes note of the group of a process that runs, if the hierarchy is not to be seen; `text` is that of its `/proc/PID/cgroup`.
-    /// (The process may have been moved since its sample was taken.)
+    /// Takes note of the group of a process that runs, if the hierarchy is not to be seen; `text` is that of its
+    /// `/proc/PID/cgroup`. (The process may have been moved since its sample was taken.)
     pub fn add(&mut self, number: u64, text: &str) {
         let path = text.lines().find_map(|line| line.strip_prefix("0::"));
         if let Some(path) = path.filter(|_| number != 0 && self.root.is_none()) {
