@@ -215,6 +215,14 @@ fn what_the_files_start_works_with_what_they_give() {
     }
 }
 
+/// At higher levels, kernels of Debian and Ubuntu want a capability that no file gives.
+#[test]
+fn the_setting_of_the_kernel_is_the_one_that_is_advised() {
+    let text = fs::read_to_string("deploy/60-nativeprof.conf").expect("the setting");
+    let settings: Vec<&str> = text.lines().filter(|line| !line.starts_with('#')).collect();
+    assert_eq!(settings, ["kernel.perf_event_paranoid = 2"]);
+}
+
 /// The recipe takes the program from where `.ci/package` puts it, and needs nothing else in the image.
 #[test]
 fn the_recipe_is_complete() {
