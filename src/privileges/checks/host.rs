@@ -15,6 +15,9 @@ const USUAL_SIZE: u64 = 2_000_000_000;
 const LEAST_SIZE: u64 = 10_000_000;
 /// What maps and rings of a large machine have, in KB.
 const MOST_LOCKED: u64 = 64 << 10;
+/// The highest level of `kernel.perf_event_paranoid` in the kernel itself (Documentation/admin-guide/sysctl/kernel.rst, Linux 6.18);
+/// distributions add higher ones.
+const USUAL_PARANOID: i32 = 2;
 /// Files of a directory that are looked at.
 const MAX_FILES: usize = 100_000;
 
@@ -209,21 +212,29 @@ fn of_kernel(f: &SystemFacts) -> HostNeed {
         Some(_) => "start the container with --pid=host",
         None => "run nativeprof on the host",
     };
-    let lacks = kernel(f).into_iter().chain(inner_pids(f, fix)).next();
+    let lack = kernel(f).into_iter().chain(inner_pids(f, fix)).next();
     let paranoid = f.perf_event_paranoid.unwrap_or(0);
+    let types = if f.btf { "with" } else { "without" };
     HostNeed {
         subject: KERNEL,
-        state: match lacks {
+        state: match lack {
             Some(lack) => State::Missing(lack),
+            // Without it, a trial says whether this kernel asks for it.
+            None if paranoid > USUAL_PARANOID && f.permitted.has(Cap::SysAdmin) => {
+                State::Limited(MissingPrivilege::new(
+                    KERNEL,
+                    format!(
+                        "kernel.perf_event_paranoid is {paranoid}, at which kernels of Debian and Ubuntu require CAP_SYS_ADMIN: this user \
+                     has it, services with few capabilities do not"
+                    ),
+                    format!(
+                        "sudo sysctl kernel.perf_event_paranoid={USUAL_PARANOID}, or deploy/60-nativeprof.conf in /etc/sysctl.d"
+                    ),
+                ))
+            }
             None => State::Met(format!(
-                "Linux {}.{}, kernel.perf_event_paranoid {paranoid}, {}",
-                f.kernel.0,
-                f.kernel.1,
-                if f.btf {
-                    "with type information (BTF)"
-                } else {
-                    "without type information (BTF)"
-                }
+                "Linux {}.{}, kernel.perf_event_paranoid {paranoid}, {types} type information (BTF)",
+                f.kernel.0, f.kernel.1
             )),
         },
     }
@@ -440,6 +451,15 @@ mod tests {
                 "{all:?}"
             );
         }
+        let paranoid = SystemFacts {
+            perf_event_paranoid: Some(3),
+            ..root()
+        };
+        let all = lacks(&paranoid, VisibleCgroups::All, None);
+        assert!(
+            all.len() == 1 && all[0][1] == "limited" && all[0][3].contains("perf_event_paranoid=2"),
+            "{all:?}"
+        );
         for (visible, advice) in [
             (VisibleCgroups::Part, "/sys/fs/cgroup:ro"),
             (VisibleCgroups::None, "mount -t cgroup2"),
