@@ -15,8 +15,8 @@ const USUAL_SIZE: u64 = 2_000_000_000;
 const LEAST_SIZE: u64 = 10_000_000;
 /// What maps and rings of a large machine have, in KB.
 const MOST_LOCKED: u64 = 64 << 10;
-/// The highest level of `kernel.perf_event_paranoid` in the kernel itself (Documentation/admin-guide/sysctl/kernel.rst, Linux 6.18);
-/// distributions add higher ones.
+/// The highest level of `kernel.perf_event_paranoid` (Documentation/admin-guide/sysctl/kernel.rst, Linux 6.18); distributions
+/// add higher ones.
 const USUAL_PARANOID: i32 = 2;
 /// Files of a directory that are looked at.
 const MAX_FILES: usize = 100_000;
