@@ -717,6 +717,23 @@ fn a_reload_reaches_the_process_that_sends() {
     }
     let log = stop(running);
     assert!(log.contains("event=metrics address=unix:"), "{log}");
+    // Each lost sample has a reason.
+    let metrics = fs::read_to_string(directory.join("metrics.prom")).expect("metrics");
+    let sum = |text: &str, prefix: &str| -> u64 {
+        let words = text.split_whitespace();
+        words
+            .filter_map(|word| word.strip_prefix(prefix)?.parse::<u64>().ok())
+            .sum()
+    };
+    let reasons: Vec<&str> = metrics
+        .lines()
+        .filter(|line| line.starts_with("nativeprof_samples_lost_total{"))
+        .collect();
+    assert_eq!(
+        (reasons.len(), sum(&reasons.join(" "), "")),
+        (3, sum(&log, "lost=")),
+        "{metrics}\n{log}"
+    );
     busy.finish();
 }
 

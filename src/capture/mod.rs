@@ -106,6 +106,8 @@ pub struct SampleCounts {
     pub delivered: u64,
     /// Samples that fell due and were not delivered.
     pub lost: u64,
+    /// Those of them that the kernel skipped, because another BPF program was running on that CPU.
+    pub skipped: u64,
     /// How long threads were stopped; `None` where the backend stops none.
     pub stopped: Option<StopTimes>,
 }

@@ -258,7 +258,9 @@ impl<'a> HostRecorder<'a> {
         ] {
             *metrics.samples.entry(name.into()).or_default() += samples;
         }
-        *metrics.samples_lost.entry("all".into()).or_default() += quality.lost;
+        for (reason, samples) in &segment.lost {
+            *metrics.samples_lost.entry((*reason).into()).or_default() += samples;
+        }
         metrics.label_problems = self.labels.problems();
         let refused: u64 = segment.refused.values().sum();
         let seen = segment.processes.len() as u64;

@@ -54,8 +54,19 @@ pub struct HostSegment {
     pub process_of_sample: Vec<u32>,
     /// Processes that could not be opened, by the reason.
     pub refused: BTreeMap<&'static str, u64>,
+    /// Samples that were lost, by the reason.
+    pub lost: BTreeMap<&'static str, u64>,
     /// What was dropped with its end.
     pub end: SegmentEnd,
+}
+
+/// Why samples were lost: `all`, those that the backend has counted and those that CPU time requires beyond them.
+fn reasons_of_loss(counted: &SampleCounts, all: u64) -> BTreeMap<&'static str, u64> {
+    BTreeMap::from([
+        ("no_room", counted.lost.saturating_sub(counted.skipped)),
+        ("skipped", counted.skipped),
+        ("not_taken", all.saturating_sub(counted.lost)),
+    ])
 }
 
 /// When the samples of the current segment begin.
@@ -327,6 +338,7 @@ impl Recording {
         while self.poll_until(Duration::ZERO, end)? {}
         complete(self.instances());
         let (began, meta) = (self.start, self.meta_until(&next));
+        let lost = reasons_of_loss(&self.of_segment(next.counted), meta.quality.lost);
         let (pid, session) = (self.pid, &mut self.session);
         let profile = while_buffering(&mut *self.backend, meanwhile, || {
             session.open_symbol_sources(pid);
@@ -346,6 +358,7 @@ impl Recording {
             processes: instances.all,
             process_of_sample: instances.of_sample,
             refused: instances.refused,
+            lost,
             end,
         })
     }
@@ -415,6 +428,7 @@ impl Recording {
         SampleCounts {
             cpu_time: all.cpu_time.saturating_sub(earlier.cpu_time),
             lost: all.lost.saturating_sub(earlier.lost),
+            skipped: all.skipped.saturating_sub(earlier.skipped),
             ..all
         }
     }

@@ -206,6 +206,7 @@ impl Backend for TapeBackend {
             cpu_time: 0,
             delivered: samples.count() as u64,
             lost: lost.fold(0, u64::saturating_add),
+            skipped: 0,
             stopped: None,
         }
     }

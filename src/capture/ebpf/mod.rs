@@ -524,10 +524,12 @@ impl Backend for EbpfBackend {
     }
 
     fn counts(&self) -> SampleCounts {
+        let skipped = missed(&self.program);
         SampleCounts {
             cpu_time: if self.events.is_clock() { self.times.total() } else { 0 },
             delivered: self.delivered,
-            lost: self.total(COUNT_LOST) + missed(&self.program),
+            lost: self.total(COUNT_LOST) + skipped,
+            skipped,
             stopped: None,
         }
     }

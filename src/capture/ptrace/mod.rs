@@ -347,6 +347,7 @@ impl Backend for PtraceBackend {
             cpu_time: stats.cpu_time,
             delivered: stats.delivered,
             lost: stats.lost,
+            skipped: 0,
             stopped: stats.stop_times(),
         }
     }

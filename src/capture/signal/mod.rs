@@ -510,6 +510,7 @@ impl Backend for SignalBackend {
             delivered: self.delivered,
             // Those that the handler has counted are missing, too.
             lost: self.lost + self.pool.lost().max(self.ended_missing + missing),
+            skipped: 0,
             stopped: None,
         }
     }
