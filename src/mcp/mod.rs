@@ -230,21 +230,10 @@ fn call(
         Err(Error::new(ErrorKind::Usage, "too many requests are running")
             .hint("wait for an answer, or cancel a request"))
     };
-    let answer = move |done: &Result<Value>| {
-        let (value, is_error) = match done {
-            Ok(value) => (value.clone(), false),
-            Err(e) => (answer::error(e), true),
-        };
-        let mut result = json!({"content": [{"type": "text", "text": value.to_string()}], "isError": is_error});
-        if !is_error {
-            result["structuredContent"] = value;
-        }
-        finished(result, false, is_stateless)
-    };
     let work = match prepared {
         Ok(work) => work,
         Err(e) => {
-            shared.send(&message::result(id, answer(&Err(e))));
+            shared.send(&message::result(id, tool_result(&Err(e), is_stateless)));
             return Ok(());
         }
     };
@@ -254,7 +243,7 @@ fn call(
     }
     let stop = Arc::new(AtomicBool::new(false));
     let (theirs, id_of_thread, shared_by_thread) = (stop.clone(), id.clone(), shared.clone());
-    let thread = thread::spawn(move || {
+    let answer_of_thread = move || {
         let shared = shared_by_thread;
         let progress = |elapsed: Duration| {
             if let Some(token) = &token {
@@ -270,17 +259,48 @@ fn call(
             limit: Duration::ZERO,
             progress: &progress,
         };
-        let done = work(&shared.permission, &watch);
-        if is_recording {
-            shared.is_recording.store(false, Ordering::SeqCst);
-        }
+        let done = {
+            let _ends = is_recording.then(|| EndOfRecording(&shared.is_recording));
+            work(&shared.permission, &watch)
+        };
         // A cancelled request has no answer.
         if !theirs.load(Ordering::SeqCst) {
-            shared.send(&message::result(&id_of_thread, answer(&done)));
+            shared.send(&message::result(&id_of_thread, tool_result(&done, is_stateless)));
         }
-    });
-    running.insert(id.clone(), Running { stop, thread });
+    };
+    match thread::Builder::new().spawn(answer_of_thread) {
+        Ok(thread) => drop(running.insert(id.clone(), Running { stop, thread })),
+        Err(e) => {
+            if is_recording {
+                shared.is_recording.store(false, Ordering::SeqCst);
+            }
+            let failed = Err(Error::not_started("cannot start a thread", e));
+            shared.send(&message::result(id, tool_result(&failed, is_stateless)));
+        }
+    }
     Ok(())
+}
+
+/// What a tool has answered, as text and as data.
+fn tool_result(done: &Result<Value>, is_stateless: bool) -> Value {
+    let result = match done {
+        Ok(value) => json!({
+            "content": [{"type": "text", "text": value.to_string()}],
+            "structuredContent": value,
+            "isError": false,
+        }),
+        Err(e) => json!({"content": [{"type": "text", "text": answer::error(e).to_string()}], "isError": true}),
+    };
+    finished(result, false, is_stateless)
+}
+
+/// The next recording may begin, however the one before has ended.
+struct EndOfRecording<'a>(&'a AtomicBool);
+
+impl Drop for EndOfRecording<'_> {
+    fn drop(&mut self) {
+        self.0.store(false, Ordering::SeqCst);
+    }
 }
 
 impl Shared {

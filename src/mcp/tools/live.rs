@@ -21,6 +21,8 @@ const DEFAULT_SECONDS: u64 = 30;
 const MAX_SECONDS: u64 = 3600;
 const DEFAULT_RATE: u64 = 99;
 const MAX_RATE: u64 = 1000;
+/// Bytes of the names of fields that the answer has besides those of a report, and of its note.
+const NAMES: usize = 160;
 /// Time to start, and to write the profile.
 const MORE: Duration = Duration::from_secs(120);
 
@@ -162,6 +164,7 @@ fn run(permission: &Permission, watch: &Watch<'_>, options: &RecordingOptions, w
         return Err(Error::no_process(process.pid));
     }
     unfinished.0 = None;
+    let command = data(&command_line(&words));
     let mut answer = report(
         permission,
         &watch,
@@ -171,11 +174,10 @@ fn run(permission: &Permission, watch: &Watch<'_>, options: &RecordingOptions, w
             value: None,
             filter: None,
             wanted: Wanted {
-                // For the fields below.
                 max_bytes: options
                     .wanted
                     .max_bytes
-                    .saturating_sub(path.to_string_lossy().len() + command_line(&words).len() + 160),
+                    .saturating_sub(path.to_string_lossy().len() + command.len() + NAMES),
                 ..options.wanted
             },
         },
@@ -184,7 +186,7 @@ fn run(permission: &Permission, watch: &Watch<'_>, options: &RecordingOptions, w
         answer["note"] = "no samples: it used no CPU time; mode wall shows what it waits for".into();
     }
     answer["profile"] = data(&path.to_string_lossy()).into();
-    answer["command"] = data(&command_line(&words)).into();
+    answer["command"] = command.into();
     if let (What::Command(_), Some(code)) = (what, finished.code) {
         answer["exit_code"] = code.into();
     }
