@@ -782,7 +782,7 @@ fn a_full_disk_costs_the_segments_of_that_time() {
     let next = format!("file={:010}-", before.len() + 1);
     running.read_until(&next);
     let log = stop(running);
-    let said = |line: &&str| line.contains("level=error") && !line.contains("repeated=");
+    let said = |line: &&str| line.contains("event=segment_lost") && !line.contains("repeated=");
     assert_eq!(log.lines().filter(said).count(), 1, "{log}");
     assert!(
         log.contains("No space left") && log.contains("make room there"),
