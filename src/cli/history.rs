@@ -97,8 +97,24 @@ struct History {
 
 /// A segment with its content, decompressed in another thread.
 type Message = (SegmentName, io::Result<Vec<u8>>);
-/// A sum of segments, and those that are not in it, with the reasons.
-type Sum = (Segments, Vec<(SegmentName, String)>);
+/// A sum of segments.
+struct Sum {
+    segments: Segments,
+    /// Those that were there to be added.
+    received: usize,
+    /// Those of them that are not in it, with the reasons.
+    skipped: Vec<(SegmentName, String)>,
+}
+
+impl Sum {
+    fn new(selection: &Selection) -> Sum {
+        Sum {
+            segments: Segments::new(selection.clone()),
+            received: 0,
+            skipped: Vec::new(),
+        }
+    }
+}
 
 impl History {
     fn open(path: &Path, range: TimeRangeArgs, selected: &HistoryArgs, earlier: u64) -> Result<History> {
@@ -138,14 +154,20 @@ impl History {
 
     /// The sum of the segments.
     fn profile(self) -> Result<Profile> {
-        let (segments, skipped) = sum(self.parts, &self.selection)?;
+        let Sum {
+            segments,
+            received,
+            skipped,
+        } = sum(self.parts, &self.selection)?;
         for (name, reason) in skipped.iter().take(MESSAGES) {
             print_status(&format!("skipped: {name}: {}", line(reason)));
         }
-        let skipped = skipped.len();
+        let mut skipped = skipped.len();
         if skipped > MESSAGES {
             print_status(&format!("skipped: {} more segments", skipped - MESSAGES));
         }
+        // The thread that reads them has said why it ended early.
+        skipped += self.segments.len().saturating_sub(received);
         let refused = refused(segments.counts());
         let profile = segments.finish();
         let (from, to) = (shown(self.from), shown(self.to));
@@ -190,35 +212,37 @@ fn sum(parts: Vec<Receiver<Message>>, selection: &Selection) -> Result<Sum> {
             .into_iter()
             .map(|thread| thread.join().unwrap_or_else(|panic| resume_unwind(panic)));
         let mut all: Option<Sum> = None;
-        for (part, skipped) in sums {
+        for part in sums {
             match &mut all {
-                None => all = Some((part, skipped)),
-                Some((segments, all_skipped)) => {
-                    segments.add_all(part).map_err(|damage| {
+                None => all = Some(part),
+                Some(all) => {
+                    all.segments.add_all(part.segments).map_err(|damage| {
                         Error::new(ErrorKind::Data, "there is too much in the history at that time")
                             .why(damage.reason)
                             .hint("choose a shorter time, or fewer services, containers or processes")
                     })?;
-                    all_skipped.extend(skipped);
+                    all.received += part.received;
+                    all.skipped.extend(part.skipped);
                 }
             }
         }
-        Ok(all.unwrap_or_else(|| (Segments::new(selection.clone()), Vec::new())))
+        Ok(all.unwrap_or_else(|| Sum::new(selection)))
     })
 }
 
 fn sum_of_part(part: Receiver<Message>, selection: &Selection) -> Sum {
-    let (mut segments, mut skipped) = (Segments::new(selection.clone()), Vec::new());
+    let mut sum = Sum::new(selection);
     for (name, message) in part {
+        sum.received += 1;
         let added = match message {
-            Ok(message) => segments.add(&message).map_err(|damage| damage.reason),
+            Ok(message) => sum.segments.add(&message).map_err(|damage| damage.reason),
             Err(e) => Err(e.to_string()),
         };
         if let Err(reason) = added {
-            skipped.push((name, reason));
+            sum.skipped.push((name, reason));
         }
     }
-    (segments, skipped)
+    sum
 }
 
 /// Reads segments in a thread of its own: consecutive ones are for one part, and each part gets one in turn. It may open what the user may not, as the
