@@ -186,7 +186,7 @@ pub fn diff<'a>(a: &Side<'a>, b: &Side<'a>, options: &DiffOptions) -> Diff<'a> {
     let inlined = |unit: usize| options.metric == Metric::Total && units.frames[unit].kind == FrameKind::Inlined;
     let shown = |unit: usize| counts.sum(unit) != (0, 0) && !(options.by == RowKind::Function && inlined(unit));
     let interpreters = match (options.by, options.interpreter) {
-        (RowKind::Function, false) if options.normalization != Normalization::Number => interpreters([a.sum, b.sum]),
+        (RowKind::Function, false) if options.normalization != Normalization::Number => interpreters([a, b]),
         _ => HashSet::new(),
     };
     let native = |frame: &Frame| matches!(frame.kind, FrameKind::Native | FrameKind::Inlined);
@@ -339,9 +339,12 @@ fn range(counts: impl Iterator<Item = u64> + Clone) -> (u64, u64) {
     (counts.clone().min().unwrap_or(0), counts.max().unwrap_or(0))
 }
 
-/// Modules with an evaluation loop (by the names it has in CPython 3.6 to 3.15, Python/ceval.c).
-fn interpreters(profiles: [&Profile; 2]) -> HashSet<&str> {
-    let frames = profiles.into_iter().flat_map(|p| &p.frames);
+/// Modules with an evaluation loop (by the names it has in CPython 3.6 to 3.15, Python/ceval.c). Sums have no frames that are in no
+/// stack, as those of the loop where stacks are shown without the interpreter; runs have them.
+fn interpreters<'a>(sides: [&Side<'a>; 2]) -> HashSet<&'a str> {
+    let frames = sides
+        .into_iter()
+        .flat_map(|side| side.runs.iter().flat_map(|run| &run.profile.frames));
     let runs_bytecode = |f: &&Frame| f.kind == FrameKind::Native && f.name.starts_with("_PyEval_EvalFrameDefault");
     frames.filter(runs_bytecode).map(|f| &*f.module).collect()
 }

@@ -68,25 +68,27 @@ pub fn grain(profile: &Profile, value: usize) -> f64 {
 /// Runs of both sides that were made one after the other, if all were: the first ones of each side, the second ones, and so on.
 /// `None`: they do not alternate, or it is not known when they began.
 pub(super) fn pairs(sides: [&Side<'_>; 2]) -> Option<Vec<[usize; 2]>> {
-    let mut starts = [0, 1].map(|i| {
-        let runs = sides[i].runs.iter().enumerate();
-        runs.map(|(at, run)| (run.profile.meta.start, at)).collect::<Vec<_>>()
+    let starts = sides.map(|side| {
+        let runs = side.runs.iter().enumerate();
+        let mut starts: Vec<(f64, usize)> = runs.map(|(at, run)| (run.profile.meta.start, at)).collect();
+        starts.sort_by(|a, b| a.0.total_cmp(&b.0));
+        starts
     });
     let known = starts.iter().flatten().all(|(start, _)| *start > 0.0);
     if !known || starts[0].len() != starts[1].len() || starts[0].len() < 2 {
         return None;
     }
-    starts
-        .iter_mut()
-        .for_each(|side| side.sort_by(|a, b| a.0.total_cmp(&b.0)));
-    let pairs: Vec<_> = starts[0].iter().zip(&starts[1]).collect();
     // All of a pair is before all of the next one.
-    let is_in_order = |two: &[(&(f64, usize), &(f64, usize))]| match two {
-        [(a, b), (c, d)] => a.0.max(b.0) < c.0.min(d.0),
-        _ => false,
-    };
-    let alternate = pairs.windows(2).all(is_in_order);
-    alternate.then(|| pairs.iter().map(|(before, after)| [before.1, after.1]).collect())
+    let mut end = 0.0;
+    let mut pairs = Vec::new();
+    for ((before, a), (after, b)) in starts[0].iter().zip(&starts[1]) {
+        if before.min(*after) <= end {
+            return None;
+        }
+        end = before.max(*after);
+        pairs.push([*a, *b]);
+    }
+    Some(pairs)
 }
 
 /// Samples that are worth one independent sample, at most: ticks come in runs of equal intervals, so that of a program with a loop

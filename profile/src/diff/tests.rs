@@ -357,6 +357,15 @@ fn interpreter_internal_functions_are_tested_on_request() {
         },
     );
     assert!(found.rows.iter().all(Change::is_significant), "{found:?}");
+    // A sum has no frames without samples: runs say which module is the interpreter.
+    let [a, b] = runs.each_ref().map(|run| {
+        let mut sum = run.clone();
+        sum.frames[1].name = "other".into();
+        sum
+    });
+    let sides = [several(&runs[..1], &a), several(&runs[1..], &b)];
+    let found = diff(&sides[0], &sides[1], &BY_SHARE);
+    assert!(found.rows.iter().all(|row| row.interpreter_internal), "{found:?}");
 }
 
 /// Runs of the same functions with these counts.

@@ -164,8 +164,8 @@ fn a_focus_of_a_comparison_may_be_on_what_one_side_has() {
     };
     let both = options.apply_to_all(vec![profile(), other.clone()]).unwrap();
     let [with, without] = &both[..] else { panic!("two") };
-    assert_eq!(shown(&with), ["1 get dict_get read", "7 "]);
-    assert_eq!(shown(&without), ["8 "]);
+    assert_eq!(shown(with), ["1 get dict_get read", "7 "]);
+    assert_eq!(shown(without), ["8 "]);
     assert!(options.apply_to_all(vec![other.clone(), other]).is_err());
 }
 

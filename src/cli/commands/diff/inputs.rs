@@ -115,9 +115,10 @@ fn check_different(files: &[Vec<PathBuf>; 2]) -> Result<()> {
         let (device, inode) = (found.dev(), found.ino());
         if let Some((.., other)) = known.iter().find(|(d, i, _)| (*d, *i) == (device, inode)) {
             let shown = |path: &Path| line(&path.to_string_lossy()).into_owned();
-            let what = match shown(other) == shown(path) {
-                true => format!("{} is given twice", shown(path)),
-                false => format!("{} and {} are one file", shown(other), shown(path)),
+            let what = if shown(other) == shown(path) {
+                format!("{} is given twice", shown(path))
+            } else {
+                format!("{} and {} are one file", shown(other), shown(path))
             };
             return Err(Error::new(ErrorKind::Usage, what)
                 .why("each file is to be one run; a run compared with itself shows no spread")

@@ -194,9 +194,12 @@ impl Text<'_> {
         if !matches!(self.found.question, Question::Runs { .. }) {
             return String::new();
         }
-        let shown = |limit: f64| match limit.is_finite() {
-            true => format!("{} {}", self.amount(limit, false), self.unit()),
-            false => "any size".into(),
+        let shown = |limit: f64| {
+            if limit.is_finite() {
+                format!("{} {}", self.amount(limit, false), self.unit())
+            } else {
+                "no size".into()
+            }
         };
         let all = self.found.all.as_ref().and_then(Change::detectable);
         let all = all.map(|limit| format!("{} of all, and ", shown(limit)));
@@ -351,14 +354,17 @@ impl Text<'_> {
     /// The interval of a row, or why it has none; of a number, between which ones it varies.
     fn interval(&self, change: &Change<'_>) -> String {
         if let Some(ranges) = change.ranges {
-            let [before, after] = ranges.map(|(lowest, highest)| match lowest == highest {
-                true => lowest.to_string(),
-                false => format!("{lowest} to {highest}"),
+            if !change.varies() {
+                return String::new();
+            }
+            let [before, after] = ranges.map(|(lowest, highest)| {
+                if lowest == highest {
+                    lowest.to_string()
+                } else {
+                    format!("{lowest} to {highest}")
+                }
             });
-            return match change.varies() {
-                true => format!("{before}; {after}"),
-                false => String::new(),
-            };
+            return format!("{before}; {after}");
         }
         match change.interval {
             Some((low, high)) => format!("{} to {}", self.amount(low, true), self.amount(high, true)),
