@@ -16,9 +16,9 @@ pub const WHOLE: u64 = 1_000_000_000;
 /// The names of the values of the profile of [`both`], in their order.
 const VALUES: [&str; 3] = ["mean of both", "before", "after"];
 
-/// Both sides of a comparison as one profile, with a tree that has the stacks of both. Its values are the mean of both, the older
-/// and the newer side, in parts of [`WHOLE`]. Lines are those of the newer one. Processes and threads are left out, since their IDs
-/// differ.
+/// Both sides of a comparison as one profile, with a tree that has the stacks of both. Its values are the mean of both, the
+/// older and the newer side, in parts of [`WHOLE`]. Lines are those of the newer one. Processes and threads are left out,
+/// since their IDs differ.
 pub fn both(a: &Side<'_>, b: &Side<'_>, options: &DiffOptions) -> Profile {
     let stats = [Stats::new(a.sum), Stats::new(b.sum)];
     let units = RowMap::of_functions(&stats[0], &stats[1]);

@@ -95,8 +95,8 @@ struct Limited {
     high: f64,
 }
 
-/// Of a row with these counts in the runs of both sides; `parts_of`: counts that they are parts of, where these are not those of
-/// whole runs. `is_all`: the row is all of a run.
+/// The estimate for a row with these counts in the runs of both sides. `pairs`: runs of both sides that belong together;
+/// `is_all`: the row is all of a run.
 pub(super) fn estimate(
     runs: &[Vec<RunCounts<'_>>; 2],
     pairs: Option<&[[usize; 2]]>,
@@ -161,6 +161,7 @@ impl Part {
     }
 }
 
+/// The mean amount of a side, whose runs have these counts and amounts.
 fn limited(runs: &[RunCounts<'_>], parts: &[Part], amounts: &[f64], is_all: bool, rate: &ErrorRate) -> Limited {
     let number = runs.len().max(1) as f64;
     let mean = amounts.iter().sum::<f64>() / number;
@@ -189,6 +190,7 @@ fn limited(runs: &[RunCounts<'_>], parts: &[Part], amounts: &[f64], is_all: bool
     }
 }
 
+/// Student's half width for the mean of the differences of pairs.
 fn of_pairs(pairs: &[[usize; 2]], amounts: &[Vec<f64>; 2], rate: &ErrorRate) -> f64 {
     let of = |[before, after]: &[usize; 2]| Some(amounts[1].get(*after)? - amounts[0].get(*before)?);
     let differences: Vec<f64> = pairs.iter().filter_map(of).collect();

@@ -1,8 +1,8 @@
 //! Shares that changed only because others did.
 //!
-//! If one function gets faster, the shares of all others grow. Samples alone cannot always say which of both happened, but a row only
-//! makes up for others if its part of what these leave is as before, and theirs of what it leaves is not. The row that changed most
-//! is the first that others may make up for; more are found in what those before them leave.
+//! If one function gets faster, the shares of all others grow. Samples alone cannot always say which of both happened, but
+//! a row only makes up for others if its part of what these leave is as before, and theirs of what it leaves is not. The row
+//! that changed most is the first that others may make up for; more are found in what those before them leave.
 
 use super::interval::{ErrorRate, Part, estimate};
 use super::runs::RunCounts;

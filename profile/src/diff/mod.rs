@@ -2,10 +2,10 @@
 //!
 //! There are two questions ([`Question`]):
 //!
-//! - With one run of each side: do these two recordings differ? The only error is that of sampling. Samples are taken as independent
-//!   ones, which is a bound: ticks keep their rate, so that a phase of the program has nearly the same number of samples in each run,
-//!   however long it is. Where the CPU time of the target was measured by its own clock, `time` and `rate` have their scale from
-//!   it, and all time is exact.
+//! - With one run of each side: do these two recordings differ? The only error is that of sampling. Samples are taken as
+//!   independent ones, which is a bound but for a program in step with the ticks: these keep their rate, so that a phase of
+//!   the program has nearly the same number of samples in each run, however long it is. Where the CPU time of the target was
+//!   measured by its own clock, `time` and `rate` have their scale from it, and all time is exact.
 //! - With several runs of a side: would two more runs differ likewise? The error is the spread between runs.
 //!
 //! The intervals hold simultaneously with the requested confidence (Bonferroni: each gets its share of the error). A
@@ -18,7 +18,7 @@
 use std::collections::HashSet;
 
 use super::category::{START, THREAD_START};
-use super::model::{Frame, FrameKind, Profile};
+use super::model::{Frame, FrameKind};
 use super::stats::Stats;
 
 mod both;
@@ -339,8 +339,8 @@ fn range(counts: impl Iterator<Item = u64> + Clone) -> (u64, u64) {
     (counts.clone().min().unwrap_or(0), counts.max().unwrap_or(0))
 }
 
-/// Modules with an evaluation loop (by the names it has in CPython 3.6 to 3.15, Python/ceval.c). Sums have no frames that are in no
-/// stack, as those of the loop where stacks are shown without the interpreter; runs have them.
+/// Modules with an evaluation loop (by the names it has in CPython 3.6 to 3.15, Python/ceval.c). Sums have no frames that
+/// are in no stack, as those of the loop where stacks are shown without the interpreter; runs have them.
 fn interpreters<'a>(sides: [&Side<'a>; 2]) -> HashSet<&'a str> {
     let frames = sides
         .into_iter()

@@ -65,8 +65,8 @@ pub fn grain(profile: &Profile, value: usize) -> f64 {
     grain.max(1.0)
 }
 
-/// Runs of both sides that were made one after the other, if all were: the first ones of each side, the second ones, and so on.
-/// `None`: they do not alternate, or it is not known when they began.
+/// Runs of both sides that were made one after the other, if all were: the first ones of each side, the second ones, and so
+/// on. `None`: they do not alternate, or it is not known when they began.
 pub(super) fn pairs(sides: [&Side<'_>; 2]) -> Option<Vec<[usize; 2]>> {
     let starts = sides.map(|side| {
         let runs = side.runs.iter().enumerate();
@@ -91,8 +91,9 @@ pub(super) fn pairs(sides: [&Side<'_>; 2]) -> Option<Vec<[usize; 2]>> {
     Some(pairs)
 }
 
-/// Samples that are worth one independent sample, at most: ticks come in runs of equal intervals, so that of a program with a loop
-/// that is as long as one of these all ticks of a run can fall on the same part of the loop (see the tests in `coverage.rs`).
+/// Samples that are worth one independent sample, at most: ticks come in runs of equal intervals, so that of a program with
+/// a loop that is as long as one of these all ticks of a run can fall on the same part of the loop (see the tests in
+/// `coverage.rs`, where the variance of samples is up to 2.3 times that of independent ones).
 const IN_STEP: f64 = 1.8;
 
 /// A run prepared for counting.

@@ -99,8 +99,8 @@ pub struct DiffCommand {
 }
 
 impl DiffCommand {
-    /// What was given for the older and for the newer side: a file or directory each, or runs. With `--against`, both sides are in
-    /// one directory.
+    /// What was given for the older and for the newer side: a file or directory each, or runs. With `--against`, both
+    /// sides are in one directory.
     pub fn paths(&self) -> [Vec<&Path>; 2] {
         if self.has_runs() {
             return [&self.before_runs, &self.after_runs].map(|runs| runs.iter().map(PathBuf::as_path).collect());

@@ -1,9 +1,11 @@
 //! What the page of a comparison has in addition to the stacks of both profiles.
 //!
 //! ```text
-//! {"before", "after": names of the profiles, "amounts": what amounts are parts of, "question": what the intervals are about,
+//! {"before", "after": names of the profiles, "amounts": what amounts are parts of,
+//!  "question": what the intervals are about,
 //!  "normalize": share|rate|time|number, "self": what "changes" are changes of, "confidence": percent,
-//!  "changes": [function, before, after, low, high, significant, makesUp] of functions that were tested; numbers have no interval}
+//!  "changes": [function, before, after, low, high, significant, makesUp] of functions that were tested; low and high of
+//!             numbers are null}
 //! ```
 
 use std::collections::HashMap;

@@ -65,8 +65,9 @@ pub fn by_value(inputs: [Vec<Input>; 2], value: Option<&str>, labels: &LabelArgs
 
 /// The CPU time that the samples of a recording stand for by the clock of its processes; `chosen` is the value that is compared.
 fn cpu_clock(profile: &Profile, chosen: usize) -> Option<CpuClock> {
-    /// Part by which samples may stand for more than the time of the clock, by chance.
-    const EXCESS: f64 = 1.1;
+    /// How many times the clock's time samples may stand for by chance, in short recordings on a busy machine. If it is more, the
+    /// clock is that of a part of the processes.
+    const EXCESS: f64 = 1.5;
     let (types, meta) = (profile.value_types(), &profile.meta);
     let cpu = profile.find_value(&ValueType::CPU.name)?;
     let is_cpu = types.get(cpu)?.is_per_count() && (chosen == cpu || types.get(chosen)?.kind == ValueType::SAMPLES);

@@ -66,7 +66,7 @@ impl Text<'_> {
         }
     }
 
-    /// What a limit is a part of: percent of it, or `None` for a label that is new.
+    /// A change of a row in percent of what limits are percent of; `None` for a label that is new.
     fn percent(&self, change: &Change<'_>, value: f64) -> Option<f64> {
         let total = match self.normalization {
             _ if self.options.by == DiffBy::Label => change.before,
@@ -112,11 +112,10 @@ impl Text<'_> {
             .filter_map(|(name, change)| Some((name, undecided(change)?)));
         let worst = unseen.max_by(|(_, a), (_, b)| a.total_cmp(b));
         match worst {
-            Some((name, seen)) if seen.is_finite() => print_status(&format!(
+            Some((name, seen)) => print_status(&format!(
                 "undecided: {name} may have grown by more than {limit} %: only changes above {seen:.2} % can be detected; {}",
                 self.enough(seen / limit),
             )),
-            Some(_) => print_status("undecided: a single pair of runs has no spread; give at least two runs of a side"),
             None if rows.iter().all(|(_, change)| change.interval.is_none()) => {
                 print_status(if self.is_traced {
                     "undecided: too few calls to compare anything; trace more work"

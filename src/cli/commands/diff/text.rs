@@ -194,13 +194,7 @@ impl Text<'_> {
         if !matches!(self.found.question, Question::Runs { .. }) {
             return String::new();
         }
-        let shown = |limit: f64| {
-            if limit.is_finite() {
-                format!("{} {}", self.amount(limit, false), self.unit())
-            } else {
-                "no size".into()
-            }
-        };
+        let shown = |limit: f64| format!("{} {}", self.amount(limit, false), self.unit());
         let all = self.found.all.as_ref().and_then(Change::detectable);
         let all = all.map(|limit| format!("{} of all, and ", shown(limit)));
         let rows = self.found.rows.iter().filter_map(Change::detectable);
