@@ -13,7 +13,7 @@ use common::chance::{assert_likely, repeated};
 use common::recording::{Ours, Recording, Running, TRUTH, attach_while, check_counts};
 use common::{
     Program, Python, Scratch, attach, each_python_and_backend, each_third_python, each_third_python_and_backend, live,
-    nativeprof, newest_python, programs,
+    nativeprof, newest_python, programs, sources,
 };
 
 mod common;
@@ -442,5 +442,50 @@ fn embedded_interpreters_are_found() {
             "{}",
             r.stderr
         );
+    });
+}
+
+/// A phase that got much faster is found with one run of each side: phases are the same in every run, and no noise.
+#[test]
+fn a_faster_phase_is_the_largest_change() {
+    let _live = live();
+    let scratch = Scratch::new();
+    let python = newest_python();
+    repeated(|| {
+        let files = ["", "fast"].map(|word| {
+            let file = scratch.path(&format!("phases-{word}.json"));
+            let file = file.to_str().expect("UTF-8").to_string();
+            let program = sources().join("phases.py");
+            let mut command = nativeprof(&["record", "-r", "999", "-o", &file, "--"]);
+            command.arg(&python.exe).arg(program);
+            if !word.is_empty() {
+                command.arg(word);
+            }
+            let done = command.output().expect("nativeprof starts");
+            assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+            file
+        });
+        for (normalize, callers) in [("time", &["<module>", "main"][..]), ("share", &[])] {
+            let done = nativeprof(&["diff", &files[0], &files[1], "--normalize", normalize, "--json"]).output();
+            let done = done.expect("nativeprof starts");
+            let found: serde_json::Value = serde_json::from_slice(&done.stdout).expect("JSON");
+            assert_eq!(found["question"], "recordings");
+            let rows = found["rows"].as_array().expect("rows").iter();
+            let change = |row: &serde_json::Value| row["change"].as_f64().unwrap_or(0.0);
+            let falls = rows
+                .clone()
+                .filter(|row| !callers.iter().any(|name| row["name"] == *name));
+            let first = falls.min_by(|a, b| change(a).total_cmp(&change(b))).expect("a change");
+            assert_likely!(first["name"] == "aggregate", "{found:#}");
+            let low = first["interval"][0].as_f64().unwrap_or(0.0);
+            assert!(
+                -1.5 * first["before"].as_f64().unwrap_or(0.0) < low && change(first) < 0.0,
+                "{found:#}"
+            );
+            assert!(first["makes_up"] == false, "{found:#}");
+            // What grew did so in share only.
+            let grown = rows.filter(|row| normalize == "share" && change(row) > 0.0);
+            assert_likely!(grown.into_iter().all(|row| row["makes_up"] == true), "{found:#}");
+        }
     });
 }
