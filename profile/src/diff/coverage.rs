@@ -2,7 +2,7 @@
 
 use super::tests::{BY_SHARE, Dice, one, profile, several};
 use super::*;
-use crate::model::{Meta, Node};
+use crate::model::{Meta, Node, Profile};
 
 /// Ticks of a thread until a time, both in periods: in runs of one interval, each corrected by how far the ticks are behind (as
 /// `src/capture/common/jitter.rs` in the profiler has it).

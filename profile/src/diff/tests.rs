@@ -1,5 +1,5 @@
 use super::*;
-use crate::model::{Node, TimelineSample};
+use crate::model::{Node, Profile, TimelineSample};
 
 /// Pseudo-random numbers.
 pub(super) struct Dice(pub(super) u64);

@@ -73,12 +73,12 @@ pub enum Command {
                             nativeprof report out.json --callers memcpy\n  \
                             nativeprof report out.json --tree 5%")]
     Report(ReportCommand),
-    /// Show statistically significant differences between two profiles
+    /// Show statistically significant differences between two profiles, or several runs of each side
     #[command(
-        after_help = "Exit code: 0; 1 or 2 on errors; 3 if --fail-above finds growth, 4 if the profiles are too short to decide.\n\nExamples:\n  \
+        after_help = "Exit code: 0; 1 or 2 on errors; 3 if --fail-above finds growth, 4 if that is undecided.\n\nExamples:\n  \
                             nativeprof diff before.json after.json\n  \
                             nativeprof diff before.json after.json -o diff.svg\n  \
-                            nativeprof diff --normalize time --fail-above 2 before.json after.json"
+                            nativeprof diff --normalize time --fail-above 5 --before before --after after"
     )]
     Diff(DiffCommand),
     /// Convert a saved profile to another format

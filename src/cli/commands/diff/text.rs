@@ -10,7 +10,7 @@ use crate::cli::output::table;
 use crate::cli::output::table::{Cell, Overflow, plain};
 use crate::cli::output::table_rows::{ReportRow, kind_name};
 use crate::escape::line;
-use crate::profile::diff::{Change, Diff, Normalization, Question, Side};
+use crate::profile::diff::{Change, CpuClock, Diff, Normalization, Question, Run, Side};
 use crate::profile::model::Profile;
 use crate::profile::stats::module;
 use crate::profile::summary::{self, counted};
@@ -129,7 +129,11 @@ impl Text<'_> {
         }
         let significant = found.rows.iter().filter(|row| row.is_significant()).count();
         if significant == 0 {
-            text += &format!("no {}{}\n", self.what_counts(), self.detection_limit());
+            let but_all = match &found.all {
+                Some(all) if all.is_significant() => " of a row, but of all",
+                _ => "",
+            };
+            text += &format!("no {}{but_all}{}\n", self.what_counts(), self.detection_limit());
         }
         if !rows.is_empty() {
             text += &self.draw(&rows, style);
@@ -172,7 +176,11 @@ impl Text<'_> {
         if let Some(calls) = calls {
             text += &format!(", {}", counted(sum.total_amount(calls), "calls"));
         }
-        let clocks = runs.iter().map(|run| Some(run.clock?.seconds)).sum::<Option<f64>>();
+        let by_clock = |run: &Run<'_>| {
+            let CpuClock { seconds, count } = run.clock?;
+            Some(seconds * run.profile.total_amount(0) as f64 / count as f64)
+        };
+        let clocks = runs.iter().map(by_clock).sum::<Option<f64>>();
         if let Some(time) = sampled_time(sum).filter(|_| meta.rate > 0 && *kind == ValueType::SAMPLES) {
             match clocks {
                 Some(seconds) => text += &format!(", {seconds:.2} s {time} by its clock"),
