@@ -50,6 +50,12 @@ pub(super) struct Jit {
 }
 
 impl Jit {
+    /// Modules with the tables of listed code, also of code that overlaps other code.
+    pub(super) fn modules(&self) -> impl Iterator<Item = ModuleId> + '_ {
+        let ranges = self.listed.values().flat_map(|listed| &listed.ranges);
+        ranges.map(|(_, _, id)| *id)
+    }
+
     /// Forgets objects that are in the lists no more: no sample has their code.
     pub(super) fn forget_ended(&mut self) {
         let listed: FxHashSet<usize> = self.listed.values().filter_map(|listed| listed.object).collect();

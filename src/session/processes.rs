@@ -247,7 +247,11 @@ impl Processes {
 
     /// Files that known processes have mapped, or whose code names JIT code of ended ones.
     pub(super) fn files(&self) -> impl Iterator<Item = ModuleId> + '_ {
-        let now = self.iter().flat_map(|known| known.process.space.files());
+        let now = self.iter().flat_map(|known| {
+            let Process { space, python, jit, .. } = &known.process;
+            let interpreter = python.iter().map(|python| python.module);
+            space.files().chain(jit.modules()).chain(interpreter)
+        });
         now.chain(self.ended_code.values().flat_map(|code| code.space.files()))
     }
 
