@@ -238,8 +238,8 @@ impl Builder {
         places.map(|place| (place.parent, self.profile.nodes[place.node as usize].frame, place.line))
     }
 
-    /// Adds the amounts of another profile without a timeline. `places`: by place of that one, the place here; `columns`: by value
-    /// type of that one, the number of the type here.
+    /// Adds the amounts of another profile without a timeline. `places`: by place of that one, the place here; `columns`: by
+    /// value type of that one, the number of the type here.
     ///
     /// # Panics
     /// If there is no such place or value type.

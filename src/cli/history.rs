@@ -190,7 +190,10 @@ impl History {
                 "choose another time with --last, or --from and --to, or fewer of --service, --container, --comm, --pid",
             ));
         }
-        print_status(&format!("{} segments from {from} to {to}", self.segments.len() - skipped));
+        print_status(&format!(
+            "{} segments from {from} to {to}",
+            self.segments.len() - skipped
+        ));
         if !refused.is_empty() {
             print_status(&format!(
                 "processes that could not be opened, in each segment: {refused}"
@@ -245,8 +248,9 @@ fn sum_of_part(part: Receiver<Message>, selection: &Selection) -> Sum {
     sum
 }
 
-/// Reads segments in a thread of its own: consecutive ones are for one part, and each part gets one in turn. It may open what the user may not, as the
-/// directory was opened: the recorder's is usually closed to others. Nothing is parsed with that capability.
+/// Reads segments in a thread of its own: consecutive ones are for one part, and each part gets one in turn. It may open what
+/// the user may not, as the directory was opened: the recorder's is usually closed to others. Nothing is parsed with that
+/// capability.
 fn read_ahead(directory: &Directory, names: Vec<SegmentName>) -> Result<Vec<Receiver<Message>>> {
     let cpus = std::thread::available_parallelism().map_or(1, usize::from);
     let threads = (names.len() / MIN_PART).clamp(1, cpus.min(MAX_THREADS));

@@ -287,8 +287,8 @@ impl<'a> HostRecorder<'a> {
         }
     }
 
-    /// Writes the metrics to the directory of the segments, for what serves them. `is_lost`: the segment could not be written, which
-    /// has been said.
+    /// Writes the metrics to the directory of the segments, for what serves them. `is_lost`: the segment could not be written,
+    /// which has been said.
     fn write_metrics(&mut self, is_lost: bool) {
         self.metrics.rate_hertz = self.recording.rate() as f64;
         self.metrics.history_bytes = self.writer.size().1;

@@ -157,7 +157,8 @@ impl Module {
         self
     }
 
-    /// Reads no DWARF, which takes much memory in large files: names come from symbol tables, without lines and inlined functions.
+    /// Reads no DWARF, which takes much memory in large files: names come from symbol tables, without lines and inlined
+    /// functions.
     #[must_use]
     pub fn without_dwarf(mut self) -> Module {
         self.dwarf = DwarfState::None;
