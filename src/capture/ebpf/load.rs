@@ -100,6 +100,12 @@ impl EbpfBackend {
             })
         })?;
         let mut f = facts.get(&0, 0).map_err(map_error)?;
+        let compares_names = options.host.as_ref().is_some_and(|filter| !filter.comms.is_empty());
+        if compares_names && (f.leader == 0 || f.comm == 0) {
+            return Err(Error::new(ErrorKind::Unsupported, "cannot compare the names of processes")
+                .why("the first thread and its name were not found in the kernel's task structure")
+                .hint("without --comm all processes are recorded: select with `report --comm`; or use --pid or --user"));
+        }
         f.want_kernel = options.kernel.into();
         f.cpus = cpus;
         f.wakers = options.off_cpu.wakers.into();
