@@ -8,9 +8,10 @@ use std::time::SystemTime;
 use serde_json::{Map, json};
 
 use super::{AnswerText, Tool, with_rows};
-use crate::error::Result;
+use crate::error::{Error, ErrorKind, Result};
 use crate::mcp::answer::{self, Rows, data};
 use crate::mcp::permission::Permission;
+use crate::privileges::phases;
 
 /// The directory of the server's own recordings, below the root.
 pub const OWN: &str = ".nativeprof";
@@ -116,9 +117,6 @@ fn is_profile(name: &str, path: &Path) -> bool {
 /// # Errors
 /// `Io` or `NotPermitted` if the directory cannot be created, or is a link.
 pub fn new_file(permission: &Permission, name: &str) -> Result<PathBuf> {
-    use crate::error::{Error, ErrorKind};
-    use crate::privileges::phases;
-    use std::os::unix::fs::lchown;
     let directory = permission.root().join(OWN);
     let failed = |e| {
         Error::io(format!("cannot create the directory {OWN}"), e)
@@ -132,15 +130,17 @@ pub fn new_file(permission: &Permission, name: &str) -> Result<PathBuf> {
                 .hint(format!("rename {OWN} in the root directory")));
         }
         Err(_) => {
+            // Root must not create files where another user may put a link in their way.
+            if phases::invoking_user().is_some() {
+                return Err(
+                    Error::new(ErrorKind::NotPermitted, format!("there is no directory {OWN}"))
+                        .why("under sudo it is not created, since it has to belong to the user who ran sudo")
+                        .hint(format!("mkdir {OWN} in the root directory")),
+                );
+            }
             fs::create_dir(&directory).map_err(failed)?;
             // As other tools have it: version control ignores what is in here.
-            let ignore = directory.join(".gitignore");
-            fs::write(&ignore, "*\n").map_err(failed)?;
-            if let Some(user) = phases::invoking_user() {
-                for path in [&directory, &ignore] {
-                    lchown(path, Some(user.uid), Some(user.gid)).map_err(failed)?;
-                }
-            }
+            fs::write(directory.join(".gitignore"), "*\n").map_err(failed)?;
         }
     }
     let is_plain = |c: &char| c.is_ascii_alphanumeric() || "_-.".contains(*c);
