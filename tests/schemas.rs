@@ -11,7 +11,7 @@ mod common;
 
 const PROFILE: &str = "fixtures/golden/profile.json";
 
-/// Checks what a command printed against a schema that allows no keys beside those that it names.
+/// Checks what a command printed against a schema that allows only the keys that it names.
 fn check(schema: &str, words: &[&str], scratch: &Scratch) {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let done = nativeprof(words)

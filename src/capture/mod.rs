@@ -193,7 +193,7 @@ pub trait Backend {
     /// True if more are waiting.
     fn poll(&mut self, wait: Duration, out: &mut Vec<Event>) -> Result<bool>;
 
-    /// What keeps events that wait in the kernel, while nobody polls for long; `None` where they need no such care.
+    /// What keeps events that wait in the kernel, while it is not polled for long; `None` where they need no such care.
     fn buffering(&mut self) -> Option<Box<dyn Buffering + '_>> {
         None
     }

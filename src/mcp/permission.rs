@@ -53,7 +53,7 @@ impl ProcessId {
 }
 
 impl Permission {
-    /// `root`: the directory whose files may be read. `pids`: processes beside those of the user. `commands`: what may be run.
+    /// `root`: the directory whose files may be read. `pids`: processes in addition to those of the user. `commands`: what may be run.
     ///
     /// # Errors
     /// `Io` if there is no such directory; `NoSuchProcess`; `Usage` for a pattern without words.

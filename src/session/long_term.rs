@@ -42,7 +42,7 @@ pub(super) fn close(session: &mut Session) -> SegmentEnd {
     session.names.retain_sampled();
     session.close_segment();
     if session.files.unwinder.is_nearly_full() {
-        begin_anew(session, &mut end);
+        start_over(session, &mut end);
     }
     drop_unused(session, &frames, &mut end);
     end.kept = table_sizes(session);
@@ -130,7 +130,7 @@ fn drop_unused(session: &mut Session, frames: &FxHashSet<RawFrame>, end: &mut Se
 }
 
 /// Forgets all processes and files, which are opened again: what was read of them cannot be dropped one by one.
-fn begin_anew(session: &mut Session, end: &mut SegmentEnd) {
+fn start_over(session: &mut Session, end: &mut SegmentEnd) {
     let pids: Vec<Pid> = session.processes.iter().map(|known| known.process.pid()).collect();
     for pid in &pids {
         session.forget(*pid);

@@ -193,7 +193,7 @@ fn late_samples_belong_to_the_process_that_has_exited() {
 }
 
 #[test]
-fn programs_that_are_executed_begin_anew() {
+fn programs_that_are_executed_start_over() {
     let machine = Machine::new([7]);
     let mut session = session(&machine);
     session.open(7, &mut |_, _| Ok(())).expect("it runs");

@@ -1,4 +1,4 @@
-//! The ring of samples. They can be moved to memory while nobody handles them: the ring is small.
+//! The ring of samples. They can be moved to memory while the session is busy: the ring is small.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd};

@@ -35,7 +35,7 @@ pub struct Tool {
 /// Where an answer has text of programs and files: the schema describes what is under these keys as data, and nothing else is
 /// text. It says no more, since clients send the list of tools with each turn of a conversation.
 struct AnswerText {
-    /// Keys of the answer, beside `command`.
+    /// Keys of the answer, except `command`.
     keys: &'static [&'static str],
     /// Keys of its rows.
     rows: &'static [&'static str],

@@ -69,10 +69,10 @@ fn a_process_that_cannot_be_read_does_not_spoil_the_code_of_the_kernel() {
         let (id, _) = modules.open(&LiveSystem, pid, vdso.start, end, VDSO, None);
         modules.get(id).is_file
     };
-    let (nobody, own) = (0x7fff_ffff, std::process::id());
-    assert!(!is_file(nobody, vdso.end) && !is_file(nobody, vdso.end));
+    let (other, own) = (0x7fff_ffff, std::process::id());
+    assert!(!is_file(other, vdso.end) && !is_file(other, vdso.end));
     assert!(is_file(own, vdso.end));
-    assert!(is_file(nobody, vdso.end), "it is the same everywhere");
+    assert!(is_file(other, vdso.end), "it is the same everywhere");
     assert_eq!(modules.len(), 2);
 }
 

@@ -143,7 +143,7 @@ impl NamingProcess {
         }
     }
 
-    /// This program again, with little memory: beside a recording that never ends.
+    /// This program again, with little memory: for a recording that never ends.
     pub fn of_host() -> NamingProcess {
         let limits = NamingLimits {
             memory: Some(HOST_MEMORY),
