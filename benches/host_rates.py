@@ -84,6 +84,8 @@ def main():
                 command = [args.nativeprof, "host", "--dir", history, "--cgroup", group.path, "--segment", f"{args.seconds / 20}s"]
                 hosts.append(subprocess.Popen(command + more, stderr=log))
                 while "event=started" not in Path(log.name).read_text():
+                    if hosts[-1].poll() is not None:
+                        sys.exit(Path(log.name).read_text())
                     time.sleep(0.02)
             used, began = group.cpu(), time.monotonic()
             time.sleep(args.seconds)

@@ -229,7 +229,8 @@ fn short_processes_have_their_python_frames() {
         String::from_utf8_lossy(&libraries).contains("libpython")
     };
     let (with, without): (Vec<_>, Vec<_>) = pythons().iter().filter(is_program).partition(has_library);
-    for python in [with.last(), without.last()].into_iter().flatten() {
+    for python in [with.last(), without.last()] {
+        let python = python.expect("a CPython with its library and one without");
         let scratch = Scratch::new();
         let directory = scratch.path("history");
         let mut shell = Command::new("sh");
@@ -823,8 +824,10 @@ fn directories_of_others_are_refused() {
 fn names_reader(parent: u32) -> Option<u32> {
     let children = fs::read_to_string(format!("/proc/{parent}/task/{parent}/children")).ok()?;
     let mut children = children.split_whitespace().filter_map(|pid| pid.parse().ok());
-    children
-        .find(|pid: &u32| fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|line| line.ends_with(b"--read-names\0")))
+    children.find(|pid: &u32| {
+        let words = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        words.split(|byte| *byte == 0).any(|word| word == b"--read-names")
+    })
 }
 
 fn send(signal: &str, pid: u32) {
@@ -869,10 +872,12 @@ fn samples_wait_for_names() {
     assert!(next.is_some_and(|next| next != reader), "{next:?} after {reader}");
     let log = stop(running);
     drop(programs);
-    let lost = log.lines().filter(|line| line.contains("event=segment "));
-    for line in lost {
-        assert!(line.contains(" lost=0 "), "{log}");
-    }
+    // On a busy machine, ticks may be missing for other reasons.
+    let metrics = fs::read_to_string(directory.join("metrics.prom")).expect("metrics");
+    let no_room = metrics
+        .lines()
+        .find(|line| line.contains("samples_lost_total{reason=\"no_room\"}"));
+    assert!(no_room.is_none_or(|line| line.ends_with(" 0")), "{no_room:?}\n{log}");
 }
 
 #[test]

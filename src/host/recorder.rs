@@ -24,8 +24,6 @@ use crate::sys::procfs;
 
 /// Longest time before the clock and signals are checked again.
 const MAX_TURN: Duration = Duration::from_millis(500);
-/// Time allowed for samples that are still waiting when the recording ends.
-const DRAIN_TIME: Duration = Duration::from_secs(2);
 
 /// Descriptors that are kept for the end of a segment, when names are read and files written: what is read of processes may
 /// use all others.
@@ -121,7 +119,13 @@ impl<'a> HostRecorder<'a> {
             hangups: sys::interrupts::hangups(),
             cpu: 0.0,
             began: Instant::now(),
-            metrics: HostMetrics::default(),
+            // A counter that begins with its first increase shows none.
+            metrics: HostMetrics {
+                errors: ["segment_lost", "segment_not_dropped"]
+                    .map(|kind| (kind.to_string(), 0))
+                    .into(),
+                ..HostMetrics::default()
+            },
             spare: spare_files(),
             options,
         }
@@ -148,7 +152,7 @@ impl<'a> HostRecorder<'a> {
             self.notify(told);
             let now = Instant::now();
             if now >= next_segment {
-                self.end_segment(network)?;
+                self.end_segment(network, false)?;
                 // One that took long to write leaves no short ones behind.
                 while next_segment <= Instant::now() {
                     next_segment += self.options.segment;
@@ -157,9 +161,7 @@ impl<'a> HostRecorder<'a> {
         }
         self.notify(self.surroundings.notifier.stopping());
         self.recording.stop();
-        let until = Instant::now() + DRAIN_TIME;
-        while self.recording.poll(Duration::ZERO, Some(until))? && Instant::now() < until {}
-        self.end_segment(network)
+        self.end_segment(network, true)
     }
 
     /// Reads the labels of processes that are new in this segment: they may be about to exit.
@@ -174,7 +176,7 @@ impl<'a> HostRecorder<'a> {
 
     /// Ends the segment and writes it. The next one has the rate that the budget allows: what writing costs is only known then,
     /// and counts with the next one.
-    fn end_segment(&mut self, network: Option<Pid>) -> Result<()> {
+    fn end_segment(&mut self, network: Option<Pid>, is_last: bool) -> Result<()> {
         self.spare.clear();
         let cpu = self.measure_cpu(network);
         let used = Used {
@@ -183,7 +185,7 @@ impl<'a> HostRecorder<'a> {
             rate: self.recording.rate(),
         };
         self.cpu = cpu;
-        let rate = self.next_rate(used);
+        let rate = if is_last { used.rate } else { self.next_rate(used) };
         let (labels, resources) = (&mut self.labels, &mut self.resources);
         let (watchdog, notifier) = (&self.watchdog, self.surroundings.notifier);
         let segment = self.recording.take_host_segment(
@@ -204,7 +206,9 @@ impl<'a> HostRecorder<'a> {
         } else {
             let writer = &mut self.writer;
             let write = || writer.write(start, elapsed, &encode(segment, &resources));
-            self.recording.while_buffering(write).map(Some)
+            let (watchdog, notifier) = (&self.watchdog, self.surroundings.notifier);
+            let tell = || drop(watchdog.tell(notifier));
+            self.recording.while_buffering(&tell, write).map(Some)
         };
         let log = self.surroundings.log;
         let is_lost = written.is_err();

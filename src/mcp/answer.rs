@@ -23,7 +23,8 @@ pub fn data(text: &str) -> String {
 /// A character that takes no room as a code that does.
 fn shown(c: char) -> String {
     let is_invisible = matches!(c,
-        '\u{ad}' | '\u{180e}' | '\u{200b}'..='\u{200d}' | '\u{2060}'..='\u{206f}' | '\u{fe00}'..='\u{fe0f}' | '\u{fff9}'..='\u{fffb}'
+        '\u{ad}' | '\u{34f}' | '\u{115f}'..='\u{1160}' | '\u{17b4}'..='\u{17b5}' | '\u{180b}'..='\u{180f}' | '\u{2800}'
+        | '\u{3164}' | '\u{ffa0}' | '\u{200b}'..='\u{200d}' | '\u{2060}'..='\u{206f}' | '\u{fe00}'..='\u{fe0f}' | '\u{fff9}'..='\u{fffb}'
         | '\u{1d173}'..='\u{1d17a}' | '\u{e0000}'..='\u{e0fff}');
     if is_invisible {
         format!("\\u{{{:x}}}", u32::from(c))
@@ -71,11 +72,12 @@ pub fn with_rows(answer: Map<String, Value>, rows: Rows, max_bytes: usize) -> Va
     } = rows;
     loop {
         let shown = rows.len() as u64;
-        let next = skipped.saturating_add(shown);
+        // A row that is too large for the answer is left out.
+        let next = skipped.saturating_add(shown.max(u64::from(skipped < total)));
         let mut whole = answer.clone();
         whole.insert("total_rows".into(), total.into());
         whole.insert("shown".into(), shown.into());
-        if next < total && shown > 0 {
+        if next < total {
             whole.insert("next_cursor".into(), next.into());
         }
         let size = size(&Value::Object(whole.clone())) + r#","rows":[]"#.len();
@@ -140,7 +142,7 @@ mod tests {
             assert_eq!(answer["total_rows"], 100);
             assert_eq!(
                 answer.get("next_cursor").and_then(Value::as_u64),
-                (shown > 0).then_some(7 + shown)
+                Some(7 + shown.max(1))
             );
         }
     }

@@ -42,7 +42,7 @@ pub struct Finished {
     messages: String,
 }
 
-/// A running command; all of its processes end with it.
+/// A running command; its process group ends with it.
 struct Running(Child);
 
 impl Drop for Running {
@@ -137,6 +137,15 @@ impl Finished {
             Ok(value) => Ok(value),
             Err(_) => Err(self.error()),
         }
+    }
+
+    /// Whether the command has printed this message.
+    pub fn says(&self, message: &str) -> bool {
+        let mut lines = self
+            .messages
+            .lines()
+            .filter_map(|line| line.strip_prefix("nativeprof: "));
+        lines.any(|line| line == message)
     }
 
     /// The error that the command has printed last.

@@ -11,6 +11,7 @@ use crate::sys::procfs;
 
 /// Longest path, bytes.
 const MAX_PATH: usize = 4096;
+
 /// Everything that is permitted.
 #[derive(Debug)]
 pub struct Permission {
@@ -53,7 +54,8 @@ impl ProcessId {
 }
 
 impl Permission {
-    /// `root`: the directory whose files may be read. `pids`: processes in addition to those of the user. `commands`: what may be run.
+    /// `root`: the directory whose files may be read. `pids`: processes in addition to those of the user. `commands`: what may be
+    /// run.
     ///
     /// # Errors
     /// `Io` if there is no such directory; `NoSuchProcess`; `Usage` for a pattern without words.
@@ -199,8 +201,13 @@ impl CommandPattern {
             .words
             .iter()
             .zip(words)
-            .all(|(pattern, word)| is_like(pattern, word))
+            .all(|(pattern, word)| is_like(pattern, word) && !climbs(pattern, word))
     }
+}
+
+/// Whether a word leads out of the directories that its pattern names.
+fn climbs(pattern: &str, word: &str) -> bool {
+    pattern.contains('*') && word.split('/').any(|part| part == "..")
 }
 
 /// Whether a word is like a pattern, in which `*` is any text.
@@ -242,6 +249,7 @@ mod tests {
             ("python3 bench.py *", "python3 -c x", false),
             ("python3 bench_*.py", "python3 bench_a.py", true),
             ("python3 bench_*.py", "python3 bench_a.pyc", false),
+            ("python3 bench_*.py", "python3 bench_/../../x.py", false),
             ("make a*b*c", "make axbxbxc", true),
             ("make a*b*c", "make abxb", false),
             ("make *", "sh -c make", false),

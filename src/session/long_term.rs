@@ -1,8 +1,7 @@
 //! The end of a segment in a recording of a whole host, which goes on for months: what is known of processes and files
 //! that are of no use any more is dropped, so that no table grows for ever.
 //!
-//! Nothing refers to nodes, code objects and files by their numbers at that time but what is cleared here, so that
-//! numbers are used again.
+//! At that time only what is cleared here refers to nodes, code objects and files by number, so numbers are used again.
 
 use std::collections::BTreeMap;
 
@@ -40,6 +39,7 @@ pub(super) fn close(session: &mut Session) -> SegmentEnd {
     let frames = session.segment.tree.nodes().iter().filter_map(|(_, frame, _)| *frame);
     let frames: FxHashSet<RawFrame> = frames.collect();
     session.names.retain_sampled();
+    session.programs.clear_copies();
     session.close_segment();
     if session.files.unwinder.is_nearly_full() {
         start_over(session, &mut end);

@@ -105,7 +105,7 @@ pub struct SessionOptions {
     /// Samples of native workers name the thread that they work for.
     pub workers: bool,
     /// Record a whole host, for months: what is known of processes is dropped when it is not used, and one process has a part
-    /// of each bounded table. Threads have the names that come with their samples.
+    /// of each bounded table. Names of threads are read when they are sampled.
     pub host: bool,
 }
 

@@ -48,15 +48,27 @@ impl Programs {
         }
     }
 
-    /// Where the program of a process has its interpreter, if that is not known, or is another one now.
+    /// Drops the code objects whose samples were lost.
+    pub(super) fn clear_copies(&mut self) {
+        self.copies.clear();
+    }
+
+    /// The backend does not know where this program has its interpreter.
+    pub(super) fn forget(&mut self, program: ProgramId) {
+        self.known.remove(&program);
+    }
+
+    /// Where the program of a process has its interpreter, if that is not known, or is another one now. Again if the backend has not
+    /// found it: it keeps those that were used last.
     pub(super) fn find_new(
         &mut self,
-        program: ProgramId,
+        new: &NewProcess,
         process: &Process,
         files: &Files,
     ) -> Option<(ProgramId, InterpreterPlace)> {
-        let now = process.interpreter()?;
-        if program == ProgramId::default() || self.known.get(&program).is_some_and(|known| is_same(now, known)) {
+        let (now, program) = (process.interpreter()?, new.program);
+        let is_known = new.runtime != 0 && self.known.get(&program).is_some_and(|known| is_same(now, known));
+        if program == ProgramId::default() || is_known {
             return None;
         }
         let place = place(process, now, files)?;

@@ -335,7 +335,14 @@ impl Recording {
             until: None,
             before: Some(next.time),
         };
-        while self.poll_until(Duration::ZERO, end)? {}
+        // A target can make each sample slow to read.
+        let soon = || PumpEnd {
+            until: Some(Instant::now() + BUFFER_INTERVAL),
+            ..end
+        };
+        while self.poll_until(Duration::ZERO, soon())? {
+            meanwhile();
+        }
         complete(self.instances());
         let (began, meta) = (self.start, self.meta_until(&next));
         let lost = reasons_of_loss(&self.of_segment(next.counted), meta.quality.lost);
@@ -363,9 +370,10 @@ impl Recording {
         })
     }
 
-    /// Does work that may take long. Samples that are taken meanwhile wait in memory, a thousand of them.
-    pub fn while_buffering<R>(&mut self, work: impl FnOnce() -> R) -> R {
-        while_buffering(&mut *self.backend, &|| (), work)
+    /// Does work that may take long. Samples that are taken meanwhile wait in memory, a thousand of them; `meanwhile` is called
+    /// again and again in another thread.
+    pub fn while_buffering<R>(&mut self, meanwhile: &(dyn Fn() + Sync), work: impl FnOnce() -> R) -> R {
+        while_buffering(&mut *self.backend, meanwhile, work)
     }
 
     /// CPU time that reading names has taken in another process, ns.
@@ -484,11 +492,12 @@ fn while_buffering<R>(backend: &mut dyn Backend, meanwhile: &(dyn Fn() + Sync), 
         let (working, done) = mpsc::channel::<()>();
         let buffer = move || {
             // It reads mapped memory only.
-            if credentials::keep(Caps::NONE).is_ok() {
-                while done.recv_timeout(BUFFER_INTERVAL) == Err(RecvTimeoutError::Timeout) {
+            let is_harmless = credentials::keep(Caps::NONE).is_ok();
+            while done.recv_timeout(BUFFER_INTERVAL) == Err(RecvTimeoutError::Timeout) {
+                if is_harmless {
                     buffering.buffer();
-                    meanwhile();
                 }
+                meanwhile();
             }
         };
         // Without the thread, samples that the ring has no room for are lost, and counted.

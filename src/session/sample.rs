@@ -3,7 +3,7 @@
 
 use super::activities::Activities;
 use super::files::Files;
-use super::instances;
+use super::instances::{self, NO_ROOM};
 use super::process::Process;
 use super::process_tasks::Runs;
 use super::processes::KnownProcess;
@@ -44,7 +44,7 @@ impl Session {
         self.ensure_process(s, update)?;
         let without_python;
         let s = match &s.host {
-            Some(HostSample { new: Some(new), .. }) if self.is_of_other_interpreter(new, s.pid, update)? => {
+            Some(HostSample { new: Some(new), .. }) if self.is_of_other_interpreter(new, s.pid, update) => {
                 without_python = s.without_python();
                 &without_python
             }
@@ -69,7 +69,7 @@ impl Session {
             self.names.add_sampled(s.pid, s.tid);
         }
         if let Some(host) = &s.host {
-            self.names.set_of_sample(s.pid, s.tid, host.name());
+            self.name_thread(s, host);
         }
         let mut last = self.stacks.take_last(s.tid);
         let built = self.build_stack(s, &mut last);
@@ -121,7 +121,7 @@ impl Session {
                 self.open(s.pid, update)
             };
             if let Some(host) = &s.host {
-                self.add_if_ended(s.pid, host, opened);
+                self.add_if_ended(s.pid, host, opened, update)?;
             }
         }
         let KnownProcess { process, .. } = self.processes.ensure(s.pid);
@@ -143,16 +143,26 @@ impl Session {
 
     /// Adds a process of a whole host that has exited, with what it had mapped as far as that is known. `opened`: what became of
     /// opening it.
-    fn add_if_ended(&mut self, pid: Pid, host: &HostSample, opened: Result<()>) {
+    fn add_if_ended(
+        &mut self,
+        pid: Pid,
+        host: &HostSample,
+        opened: Result<()>,
+        update: &mut TargetUpdate<'_>,
+    ) -> Result<()> {
         let has_code = |known: &Process| !known.space.code().is_empty();
         if opened.is_ok() && self.processes.get(pid).is_some_and(has_code) {
-            return;
+            return Ok(());
+        }
+        if opened.is_ok() {
+            // It waits for its parent, and maps nothing any more. No word of its end may follow.
+            update(pid, None)?;
         }
         let mappings = host.new.as_ref().map_or(&[][..], |new| &new.mappings);
         if mappings.is_empty() {
             let kind = opened.err().map_or(ErrorKind::NoSuchProcess, |e| e.kind);
             self.segment.instances.refuse(pid, instances::reason(kind));
-            return;
+            return Ok(());
         }
         self.add_without_mappings(pid, None, None);
         let known = self.processes.ensure(pid);
@@ -164,11 +174,23 @@ impl Session {
             }
         }
         known.process.detect_python(&self.files);
+        Ok(())
+    }
+
+    /// Gives a thread of a host its name: the sample has that of the first thread.
+    fn name_thread(&mut self, s: &Sample, host: &HostSample) {
+        if s.tid == s.pid {
+            self.names.set_of_sample(s.pid, s.tid, host.name());
+        } else if self.names.thread(s.pid, s.tid).is_none()
+            && let Some(name) = self.files.system.thread_name(s.pid, s.tid)
+        {
+            self.names.rename(s.pid, s.tid, name.as_bytes());
+        }
     }
 
     /// Whether a sample of a process that the backend did not know has the frames of another interpreter than the process's.
     /// Tells the backend where the program of the process has its own.
-    fn is_of_other_interpreter(&mut self, new: &NewProcess, pid: Pid, update: &mut TargetUpdate<'_>) -> Result<bool> {
+    fn is_of_other_interpreter(&mut self, new: &NewProcess, pid: Pid, update: &mut TargetUpdate<'_>) -> bool {
         let process = &self.processes.ensure(pid).process;
         let is_other = new.runtime != 0 && !self.programs.is_right(new, process);
         for copy in self.programs.take_copies(pid) {
@@ -178,16 +200,19 @@ impl Session {
                 codes.update_process(pid, &memory, &interpreter.layout, &copy);
             }
         }
-        if let Some(program) = self.programs.find_new(new.program, process, &self.files)
+        if let Some(program) = self.programs.find_new(new, process, &self.files)
             && let Some(layout) = self.read_layout(pid)
         {
             let layout = TargetLayout {
                 program: Some(program),
                 ..layout
             };
-            update(pid, Some(&layout))?;
+            if update(pid, Some(&layout)).is_err() {
+                self.programs.forget(new.program);
+                self.segment.instances.refuse(pid, NO_ROOM);
+            }
         }
-        Ok(is_other)
+        is_other
     }
 
     /// Whether a process of a whole host has executed another program since its sample was taken: that has other mappings.

@@ -48,7 +48,7 @@ impl fmt::Display for Question {
                     "runs"
                 }
             ),
-            Question::Numbers => f.write_str("numbers as they were counted: any difference is one of these runs"),
+            Question::Numbers => f.write_str("exact numbers: any difference between these runs is real"),
         }
     }
 }

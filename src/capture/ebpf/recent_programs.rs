@@ -23,7 +23,7 @@ const INODE: usize = 40;
 #[derive(Default)]
 pub struct RecentPrograms {
     by_process: FxHashMap<Pid, Program>,
-    /// The latest one at the end.
+    /// In the order in which they were added, the latest one at the end.
     order: VecDeque<Pid>,
 }
 
@@ -48,6 +48,13 @@ impl RecentPrograms {
             && let Some(oldest) = self.order.pop_front()
         {
             self.by_process.remove(&oldest);
+        }
+    }
+
+    /// A process has begun that has executed no program: what is known is of an earlier one with its number.
+    pub fn clear(&mut self, pid: Pid) {
+        if let Some(program) = self.by_process.get_mut(&pid) {
+            (program.began, program.mappings) = (u64::MAX, Vec::new());
         }
     }
 
@@ -122,6 +129,8 @@ mod tests {
         };
         assert_eq!(recent.mappings(7, 10), [expected]);
         assert!(recent.mappings(7, 9).is_empty() && recent.mappings(8, 20).is_empty());
+        recent.clear(7);
+        assert!(recent.mappings(7, u64::MAX - 1).is_empty());
         recent.begin(7, 20);
         assert!(recent.mappings(7, 20).is_empty());
     }

@@ -192,12 +192,12 @@ impl RawRecords {
     pub fn add_to(&self, recent: &mut RecentPrograms, is_known: impl Fn(Pid) -> bool) {
         for r in &self.records {
             let body = &self.bytes[r.body.clone()];
-            let Some(pid) = u32_at(body, 0).filter(|pid| !is_known(*pid)) else {
-                continue;
-            };
             match r.subject(body) {
                 Some(Subject::Executing(pid)) => recent.begin(pid, r.time),
-                _ if r.kind == perf::PERF_RECORD_MMAP2 => recent.map(pid, body),
+                Some(Subject::Child(pid, _)) => recent.clear(pid),
+                Some(Subject::Process(pid)) if r.kind == perf::PERF_RECORD_MMAP2 && !is_known(pid) => {
+                    recent.map(pid, body);
+                }
                 _ => {}
             }
         }

@@ -20,6 +20,7 @@ use crate::cli::{FAILED, print_error, print_line, print_status};
 use crate::error::{Error, ErrorKind, Result};
 use crate::escape;
 use crate::event::Pid;
+use crate::mcp;
 use crate::privileges::credentials::{Caps, User};
 use crate::process::launch::Launched;
 use crate::profile::model::{Meta, Profile};
@@ -140,6 +141,7 @@ pub fn record(target: LiveTarget, options: &RecordArgs) -> Result<u8> {
         done = done.and_then(|()| output.check_written());
     }
     if options.with_parent && !ended {
+        print_status(mcp::ENDED_WITH_RECORDING);
         return done.map(|()| 0);
     }
     finish(launched, ended, done)

@@ -68,7 +68,8 @@ impl Known {
                 used,
             };
             self.by_number.insert(number, group);
-        } else {
+        } else if is_watched {
+            // Others are searched for again and again.
             self.refused += 1;
         }
     }
@@ -165,7 +166,7 @@ fn watch(root: PathBuf, known: &Arc<Mutex<Known>>) -> Option<File> {
     watcher.add_all(watcher.root.clone());
     let run = move || {
         while !files::is_hung_up(end.as_fd()) {
-            // An interruption is no reason to end.
+            // (An interruption is no error here.)
             if files::poll(&[watcher.watch.as_fd(), end.as_fd()], WAIT).is_err() {
                 return;
             }
@@ -205,7 +206,17 @@ impl Watcher {
                         group.used = segment;
                     }
                 }
-                DirectoryChange::Lost => self.add_all(self.root.clone()),
+                DirectoryChange::Lost => {
+                    // Removals may be among what was lost. The same directories get the same watches.
+                    self.watched.clear();
+                    let mut known = lock(&self.known);
+                    let segment = known.segment;
+                    for group in known.by_number.values_mut() {
+                        (group.is_watched, group.used) = (false, segment);
+                    }
+                    drop(known);
+                    self.add_all(self.root.clone());
+                }
             }
         }
     }

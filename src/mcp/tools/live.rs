@@ -11,6 +11,7 @@ use super::profiles::new_file;
 use super::reports::{FUNCTION, ReportOptions, report};
 use super::{AnswerText, Call, Surroundings, Tool, command_line, count, whole, with_rows};
 use crate::error::{Error, ErrorKind, Result};
+use crate::mcp::ENDED_WITH_RECORDING;
 use crate::mcp::answer::data;
 use crate::mcp::arguments::{Arguments, Wanted};
 use crate::mcp::child::{self, Watch};
@@ -187,19 +188,30 @@ fn run(permission: &Permission, watch: &Watch<'_>, options: &RecordingOptions, w
     }
     answer["profile"] = data(&path.to_string_lossy()).into();
     answer["command"] = command.into();
-    if let (What::Command(_), Some(code)) = (what, finished.code) {
-        answer["exit_code"] = code.into();
+    if let What::Command(_) = what {
+        if finished.says(ENDED_WITH_RECORDING) {
+            answer["note"] = ENDED_WITH_RECORDING.into();
+        } else if let Some(code) = finished.code {
+            answer["exit_code"] = code.into();
+        }
     }
     Ok(answer)
 }
 
-/// The file of a recording that has not succeeded: it is removed.
+/// The file of a recording that has not succeeded: it is removed, also what is half written of it.
 struct Unfinished(Option<PathBuf>);
 
 impl Drop for Unfinished {
     fn drop(&mut self) {
-        if let Some(path) = &self.0 {
-            let _ = fs::remove_file(path); // it may not be there
+        let Some(path) = &self.0 else { return };
+        let _ = fs::remove_file(path); // it may not be there
+        let (Some(directory), Some(name)) = (path.parent(), path.file_name()) else {
+            return;
+        };
+        let half = format!(".{}.", name.to_string_lossy());
+        let entries = fs::read_dir(directory).into_iter().flatten().flatten();
+        for entry in entries.filter(|entry| entry.file_name().to_string_lossy().starts_with(&half)) {
+            let _ = fs::remove_file(entry.path()); // nothing more can be done
         }
     }
 }

@@ -183,7 +183,7 @@ fn words<const N: usize>(words: [&str; N]) -> Vec<String> {
 
 /// The options that choose rows. A row has 40 bytes at least, so that more than these are never shown.
 fn page(wanted: Wanted) -> Vec<String> {
-    let rows = wanted.max_bytes / 40;
+    let rows = (wanted.max_bytes / 40).max(1);
     words(["--limit", &rows.to_string(), "--cursor", &wanted.skipped.to_string()])
 }
 

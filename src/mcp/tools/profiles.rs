@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::io::Read;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
@@ -106,7 +107,10 @@ fn find(permission: &Permission) -> (Vec<ProfileFile>, bool) {
 fn is_profile(name: &str, path: &Path) -> bool {
     if name.ends_with(".json") {
         let mut head = Vec::new();
-        let read = fs::File::open(path).and_then(|file| file.take(HEAD).read_to_end(&mut head));
+        // It may have become a link or a pipe since it was listed.
+        let mut plain = fs::OpenOptions::new();
+        plain.read(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK);
+        let read = plain.open(path).and_then(|file| file.take(HEAD).read_to_end(&mut head));
         return read.is_ok() && String::from_utf8_lossy(&head).contains("\"identifier\"");
     }
     [".json.gz", ".tape"].iter().any(|ending| name.ends_with(ending))

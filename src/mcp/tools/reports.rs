@@ -326,7 +326,7 @@ pub const WAITS: Tool = Tool {
 pub const DIFF: Tool = Tool {
     name: "diff",
     description: "What changed significantly between two profiles, with joint intervals. normalize: share (of all samples), rate (servers), \
-                  time (same work from start to end).",
+                  time (same work from start to end). makes_up: only because others changed.",
     is_read_only: true,
     arguments: || {
         (
@@ -339,7 +339,7 @@ pub const DIFF: Tool = Tool {
         )
     },
     answer: AnswerText {
-        keys: &["unit"],
+        keys: &["unit", "question"],
         rows: FUNCTION,
     },
     run: |arguments, surroundings| {
@@ -359,6 +359,7 @@ pub const DIFF: Tool = Tool {
             let diff = read(&words, permission, watch)?.json()?;
             let mut answer = Map::new();
             answer.insert("unit".into(), data_of(&diff, "unit").into());
+            answer.insert("question".into(), data_of(&diff, "question").into());
             answer.insert("confidence".into(), diff.get("confidence").cloned().unwrap_or(json!(0)));
             for key in ["tested", "significant"] {
                 answer.insert(key.into(), count(&diff, key).into());
@@ -395,5 +396,8 @@ fn change(row: &Value) -> Value {
         out["interval"] = interval;
     }
     out["significant"] = (row.get("significant") == Some(&true.into())).into();
+    if row.get("makes_up") == Some(&true.into()) {
+        out["makes_up"] = true.into();
+    }
     out
 }

@@ -219,7 +219,7 @@ fn of_kernel(f: &SystemFacts) -> HostNeed {
         subject: KERNEL,
         state: match lack {
             Some(lack) => State::Missing(lack),
-            // Without it, a trial says whether this kernel asks for it.
+            // Without CAP_SYS_ADMIN, the trial shows whether this kernel asks for it.
             None if paranoid > USUAL_PARANOID && f.permitted.has(Cap::SysAdmin) => {
                 State::Limited(MissingPrivilege::new(
                     KERNEL,

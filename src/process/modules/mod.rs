@@ -328,7 +328,7 @@ pub struct Modules {
     closed: Arc<Module>,
     by_file: FxHashMap<FileKey, ModuleId>,
     by_name: FxHashMap<Vec<u8>, ModuleId>,
-    /// By device and inode as the kernel numbers them in lists of mappings; stat(2) has others on some file systems.
+    /// By device and inode as the kernel numbers them in lists of mappings, where stat(2) has the same.
     by_mapping: FxHashMap<((u32, u32), u64), ModuleId>,
     roots: OpenRoots,
     /// Files opened before their events are handled, by process, start and path.
@@ -453,9 +453,10 @@ impl Modules {
         }
     }
 
-    /// Takes note of which file a mapping is of.
+    /// Takes note of which file a mapping is of. Not where stat(2) has other numbers: on btrfs, those of mappings are not unique.
     pub fn add_mapping(&mut self, device: (u32, u32), inode: u64, id: ModuleId) {
-        if inode != 0 && self.get(id).is_file {
+        let key = (libc::makedev(device.0, device.1), inode);
+        if inode != 0 && self.by_file.get(&key) == Some(&id) {
             self.by_mapping.insert((device, inode), id);
         }
     }

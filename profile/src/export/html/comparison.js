@@ -125,7 +125,7 @@ function changeColumns(model) {
 function comparisonFacts({ comparison }) {
   const sure = [...comparison.changes.values()].filter((row) => row.sure).length;
   return [
-    el("span", { text: comparison.question }),
+    el("span", { text: comparison.question.split(":")[0], title: comparison.question }),
     el("span", { text: `Amounts: of ${comparison.amounts}` }),
     el("span", null, el("b", { text: count(sure) }), ` of ${plural(comparison.changes.size, "function")} changed significantly (${comparison.normalize === "number" ? "" : `${comparison.confidence} %, `}${comparison.self ? "self" : "total"})`),
   ];

@@ -65,9 +65,10 @@ pub fn by_value(inputs: [Vec<Input>; 2], value: Option<&str>, labels: &LabelArgs
 
 /// The CPU time that the samples of a recording stand for by the clock of its processes; `chosen` is the value that is compared.
 fn cpu_clock(profile: &Profile, chosen: usize) -> Option<CpuClock> {
-    /// How many times the clock's time samples may stand for by chance, in short recordings on a busy machine. If it is more, the
-    /// clock is that of a part of the processes.
+    /// How many times the clock's time samples may stand for by chance: in short recordings on a busy machine, and in any. If it is
+    /// more, the clock is that of a part of the processes.
     const EXCESS: f64 = 1.5;
+    const LASTING_EXCESS: f64 = 1.05;
     let (types, meta) = (profile.value_types(), &profile.meta);
     let cpu = profile.find_value(&ValueType::CPU.name)?;
     let is_cpu = types.get(cpu)?.is_per_count() && (chosen == cpu || types.get(chosen)?.kind == ValueType::SAMPLES);
@@ -78,7 +79,9 @@ fn cpu_clock(profile: &Profile, chosen: usize) -> Option<CpuClock> {
         seconds: meta.target_cpu,
         count: profile.total_amount(chosen),
     };
-    (is_cpu && is_known && clock.count > 0 && sampled <= clock.seconds * EXCESS).then_some(clock)
+    let by_chance = 4.0 / (profile.total_amount(0).max(1) as f64).sqrt();
+    let excess = (LASTING_EXCESS + by_chance).min(EXCESS);
+    (is_cpu && is_known && clock.count > 0 && sampled <= clock.seconds * excess).then_some(clock)
 }
 
 /// # Errors

@@ -12,8 +12,8 @@ use crate::history::name::SegmentName;
 use crate::privileges::credentials::Caps;
 use crate::profile::model::Profile;
 
-/// Runs of both sides together, at most: each is read as a whole.
-const MAX_RUNS: usize = 1000;
+/// Runs of a side, at most: each is read as a whole, and all are open at once.
+const MAX_RUNS: usize = 400;
 
 /// A recording, or the requested time of it.
 pub struct Input {

@@ -104,7 +104,7 @@ impl Text<'_> {
             );
         }
         if self.is_traced && found.question == Question::Recordings {
-            text += "; files of traced calls do not say how their times vary: assumed are independent calls that take equally long";
+            text += "; files of traced calls do not say how their times vary: calls are assumed to be independent and to take equally long";
         }
         text += &format!("\n{}{}\n\n", found.question, self.of_runs());
         for (old, new) in &found.renamed {
@@ -130,7 +130,7 @@ impl Text<'_> {
         let significant = found.rows.iter().filter(|row| row.is_significant()).count();
         if significant == 0 {
             let but_all = match &found.all {
-                Some(all) if all.is_significant() => " of a row, but of all",
+                Some(all) if all.is_significant() => " of a row, only of all rows together",
                 _ => "",
             };
             text += &format!("no {}{but_all}{}\n", self.what_counts(), self.detection_limit());
@@ -206,10 +206,13 @@ impl Text<'_> {
         let all = self.found.all.as_ref().and_then(Change::detectable);
         let all = all.map(|limit| format!("{} of all, and ", shown(limit)));
         let rows = self.found.rows.iter().filter_map(Change::detectable);
+        let Some(widest) = rows.reduce(f64::max) else {
+            return String::new();
+        };
         format!(
             "; they can show a change of {}{} of any row",
             all.unwrap_or_default(),
-            shown(rows.fold(0.0, f64::max))
+            shown(widest)
         )
     }
 

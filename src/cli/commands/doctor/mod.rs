@@ -285,10 +285,8 @@ fn check_system(f: &SystemFacts, trial: Result<EbpfTrial>, may: UsableBackends) 
 
 /// Keeps the privileges that `host` keeps. Returns what is known of its directory.
 fn restrict_as_host(directory: Option<&Path>) -> Result<Option<DirectoryFacts>> {
-    // A new one is made before that.
-    let new = directory.map(DirectoryFacts::read).filter(|facts| !facts.exists);
     phases::restrict_to_setup(Caps::NONE)?;
-    Ok(new.or_else(|| directory.map(DirectoryFacts::read)))
+    Ok(directory.map(DirectoryFacts::read))
 }
 
 /// Findings about a recording of all processes, and whether it works.
