@@ -15,6 +15,9 @@ use crate::process::file_content::Content;
 use crate::process::root::Root;
 use crate::process::system::FileKey;
 
+/// The only thread that has a name.
+const WORKER: Tid = 9;
+
 /// Processes without mappings and memory, each with one thread, by their start time.
 #[derive(Default)]
 struct Machine {
@@ -61,9 +64,9 @@ impl System for Rc<Machine> {
         0
     }
 
-    fn thread_name(&self, _: Pid, _: Tid) -> Option<String> {
+    fn thread_name(&self, _: Pid, tid: Tid) -> Option<String> {
         self.names_read.set(self.names_read.get() + 1);
-        None
+        (tid == WORKER).then(|| "worker".into())
     }
 
     fn open(&self, _: Pid, _: u64, _: u64, _: &[u8], _: Option<&Root>) -> Option<(Content, FileKey)> {
@@ -254,7 +257,7 @@ fn processes_are_forgotten_some_time_after_their_end() {
 
 /// A process of a host may have thousands of threads, of which few are sampled.
 #[test]
-fn threads_of_a_host_have_the_names_of_their_samples() {
+fn threads_of_a_host_are_named_when_they_are_sampled() {
     let machine = Machine::new([7]);
     let mut session = host_session(&machine);
     happens(&mut session, host_sample(7, 7, b"main"));
@@ -262,11 +265,15 @@ fn threads_of_a_host_have_the_names_of_their_samples() {
     for tid in 8..1000 {
         happens(&mut session, Event::Thread { pid: 7, tid });
     }
-    happens(&mut session, host_sample(7, 9, b"worker"));
-    happens(&mut session, host_sample(7, 9, b"pool"));
-    assert!(machine.names_read.get() == of_opening && of_opening <= 1);
+    // Samples have the name of the first thread.
+    happens(&mut session, host_sample(7, WORKER, b"main"));
+    happens(&mut session, host_sample(7, WORKER, b"main"));
+    assert!(machine.names_read.get() == of_opening + 1 && of_opening <= 1);
     let names = &session.names;
-    assert_eq!((names.thread(7, 7), names.thread(7, 9)), (Some("main"), Some("pool")));
+    assert_eq!(
+        (names.thread(7, 7), names.thread(7, WORKER)),
+        (Some("main"), Some("worker"))
+    );
     assert_eq!(names.threads.len(), 2);
 }
 

@@ -561,7 +561,7 @@ mod tests {
     #[test]
     fn the_last_samples_of_a_process_have_its_labels() {
         let mut reader = reader();
-        let (mut child, _) = running_cat(|_| {});
+        let (mut child, _stdin) = running_cat(|_| {});
         let mut own = instance(child.id(), 1);
         own.comm = "cat".into();
         let labels = reader.resource(&own);
