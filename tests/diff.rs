@@ -210,7 +210,7 @@ fn calls_are_compared_as_numbers() {
     };
     let said = of_calls(&["--fail-above", "0"], a, b, 3);
     for part in [
-        "numbers as they were counted",
+        "exact numbers: any difference",
         "5000   5001      +1",
         "work (/srv/app.py:9) grew by ",
         "of all calls of the older side",

@@ -6,7 +6,7 @@
 //!
 //! Requests come from a model, which may do what a text has told it that it read elsewhere. So what is permitted is decided
 //! when the server is started ([`permission`]), answers are small, and text from programs and files is escaped and marked
-//! ([`answer`]). Each request runs a command of this program ([`child`]).
+//! ([`answer`]). Each request runs a command of this program (`child`).
 
 use std::collections::BTreeMap;
 use std::io::{self, BufRead, Write};

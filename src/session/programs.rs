@@ -58,8 +58,8 @@ impl Programs {
         self.known.remove(&program);
     }
 
-    /// Where the program of a process has its interpreter, if that is not known, or is another one now. Again if the backend has not
-    /// found it: it keeps those that were used last.
+    /// Where the program of a process has its interpreter, if that is not known, or is another one now. Again if the backend
+    /// has not found it: it keeps those that were used last.
     pub(super) fn find_new(
         &mut self,
         new: &NewProcess,

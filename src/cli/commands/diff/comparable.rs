@@ -65,8 +65,8 @@ pub fn by_value(inputs: [Vec<Input>; 2], value: Option<&str>, labels: &LabelArgs
 
 /// The CPU time that the samples of a recording stand for by the clock of its processes; `chosen` is the value that is compared.
 fn cpu_clock(profile: &Profile, chosen: usize) -> Option<CpuClock> {
-    /// How many times the clock's time samples may stand for by chance: in short recordings on a busy machine, and in any. If it is
-    /// more, the clock is that of a part of the processes.
+    /// How many times the clock's time samples may stand for by chance: in short recordings on a busy machine, and in any. If
+    /// it is more, the clock is that of a part of the processes.
     const EXCESS: f64 = 1.5;
     const LASTING_EXCESS: f64 = 1.05;
     let (types, meta) = (profile.value_types(), &profile.meta);
