@@ -8,7 +8,7 @@ use rustc_hash::FxHashSet;
 
 use crate::code_map::CodeMap;
 use crate::error::Result;
-use crate::event::Pid;
+use crate::event::{MappedFile, Pid};
 use crate::frame::ModuleId;
 
 mod code_copies;
@@ -26,7 +26,7 @@ pub mod system;
 pub mod thread_context;
 
 use code_copies::CodeCopies;
-use modules::Modules;
+use modules::{Modules, VDSO};
 use root::Root;
 use system::System;
 
@@ -111,12 +111,11 @@ impl AddressSpace {
         };
         for m in maps::parse(&text) {
             if m.executable {
-                let known = modules.mapped(m.device, m.inode, &m.path).map(|id| (id, false));
-                let opened = known.or_else(|| p.open_file(system, m.start, m.end, &m.path, modules));
+                let known = modules.mapped(system, m.device, m.inode, &m.path);
+                let opened = known
+                    .map(|id| (id, false))
+                    .or_else(|| p.open_file(system, m.start, m.end, &m.path, modules));
                 p.map_opened(m.start, m.end, m.offset, &m.path, opened, modules, new_module);
-                if let (None, Some((id, _))) = (known, opened) {
-                    modules.add_mapping(m.device, m.inode, id);
-                }
             }
         }
         Ok(p)
@@ -186,6 +185,15 @@ impl AddressSpace {
         }
     }
 
+    /// Adds executable memory that a process had mapped which has exited: nothing is opened for it.
+    pub fn map_ended(&mut self, system: &dyn System, m: &MappedFile, modules: &mut Modules) {
+        let is_file = is_file_path(&m.path) || m.path == VDSO;
+        let opened = is_file.then(|| modules.of_ended(system, m)).flatten();
+        if m.start < m.end && (opened.is_some() || m.path != VDSO) {
+            self.map_opened(m.start, m.end, m.offset, &m.path, opened, modules, &mut |_| {});
+        }
+    }
+
     /// The file of a mapping, and whether it is new.
     fn open_file(
         &self,
@@ -200,7 +208,7 @@ impl AddressSpace {
         if refused.is_some() {
             return refused;
         }
-        (is_file || path == b"[vdso]").then(|| modules.open(system, self.pid, start, end, path, self.root.as_deref()))
+        (is_file || path == VDSO).then(|| modules.open(system, self.pid, start, end, path, self.root.as_deref()))
     }
 
     #[allow(clippy::too_many_arguments)] // as `map`

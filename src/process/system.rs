@@ -63,6 +63,12 @@ pub trait System {
     /// exited.
     fn open(&self, pid: Pid, start: u64, end: u64, path: &[u8], root: Option<&Root>) -> Option<(Content, FileKey)>;
 
+    /// Identity of the file of a mapping, by the device (major and minor number) and inode that lists of mappings have: that of
+    /// the opened file, if any file has it. Not where a tape is made or replayed, which has each opening.
+    fn file_of(&self, _device: (u32, u32), _inode: u64) -> Option<FileKey> {
+        None
+    }
+
     /// Copies memory of a process, as much as is readable from `avma` on; returns the bytes copied.
     fn read_memory(&self, pid: Pid, avma: u64, buf: &mut [u8]) -> usize;
 
@@ -239,6 +245,10 @@ impl System for LiveSystem {
             named.filter(|(_, key)| now.is_none_or(|now| is_file_of(&now, *key)))
         });
         opened.map(|(file, key)| (Content::File(Arc::new(file)), key))
+    }
+
+    fn file_of(&self, (major, minor): (u32, u32), inode: u64) -> Option<FileKey> {
+        (inode != 0).then(|| (libc::makedev(major, minor), inode))
     }
 
     fn read_memory(&self, pid: Pid, avma: u64, buf: &mut [u8]) -> usize {

@@ -167,11 +167,8 @@ impl Session {
         self.add_without_mappings(pid, None, None);
         let known = self.processes.ensure(pid);
         let Files { system, modules, .. } = &mut self.files;
-        for m in mappings {
-            if modules.open_known(pid, m) {
-                let space = &mut known.process.space;
-                space.map(&**system, m.start, m.end, m.offset, &m.path, modules, &mut |_| {});
-            }
+        for mapped in mappings {
+            known.process.space.map_ended(&**system, mapped, modules);
         }
         known.process.detect_python(&self.files);
         Ok(())

@@ -354,6 +354,14 @@ mod tests {
     use crate::tape::decode::parse_within;
     use crate::tape::encode::unpacked;
 
+    /// One that another process has mapped, too, would be missing when the tape is replayed.
+    #[test]
+    fn each_opening_of_a_file_is_on_the_tape() {
+        let system = RecordingSystem(TapeRecorder::new(1000));
+        assert_eq!(system.file_of((8, 1), 42), None);
+        assert!(LiveSystem.file_of((8, 1), 42).is_some());
+    }
+
     /// Stacks that repeat the previous one are short on the tape, and are as long as before when it is read.
     #[test]
     fn recordings_end_before_they_cannot_be_read() {

@@ -42,7 +42,7 @@ const MAX_SYMBOLS: usize = 8 << 20;
 const MAX_DYNAMIC: usize = 4096;
 
 /// Path of the kernel's code that is mapped into each process, and the name of one that could not be read.
-const VDSO: &[u8] = b"[vdso]";
+pub(super) const VDSO: &[u8] = b"[vdso]";
 const UNREAD_VDSO: &[u8] = b"[vdso] (not read)";
 /// Maximum size of it, bytes.
 const MAX_VDSO: u64 = 1 << 20;
@@ -328,8 +328,6 @@ pub struct Modules {
     closed: Arc<Module>,
     by_file: FxHashMap<FileKey, ModuleId>,
     by_name: FxHashMap<Vec<u8>, ModuleId>,
-    /// By device and inode as the kernel numbers them in lists of mappings, where stat(2) has the same.
-    by_mapping: FxHashMap<((u32, u32), u64), ModuleId>,
     roots: OpenRoots,
     /// Files opened before their events are handled, by process, start and path.
     ahead: FxHashMap<(Pid, u64, Vec<u8>), Option<OpenedFile>>,
@@ -354,7 +352,6 @@ impl Default for Modules {
             closed: Arc::new(Module::missing(Vec::new(), None)),
             by_file: FxHashMap::default(),
             by_name: FxHashMap::default(),
-            by_mapping: FxHashMap::default(),
             roots: OpenRoots::default(),
             ahead: FxHashMap::default(),
             open: 0,
@@ -383,16 +380,9 @@ impl Modules {
 
     /// Stands for a file of a process that has mapped `files` already, if it may have no more.
     pub fn refused(&mut self, files: usize, path: &[u8]) -> Option<(ModuleId, bool)> {
-        if files < self.max_of_one {
-            return None;
-        }
-        if let Some(id) = self.by_name.get(path) {
-            return Some((*id, false));
-        }
-        let why = format!("the limit of {} files of one process is reached", self.max_of_one);
-        let id = self.add(Module::missing(path.to_vec(), Some(why)));
-        self.by_name.insert(path.to_vec(), id);
-        Some((id, true))
+        let why = || format!("the limit of {} files of one process is reached", self.max_of_one);
+        let why = (files >= self.max_of_one).then(why)?;
+        Some(self.unread(path, Some(why)))
     }
 
     /// The file system of a process as it sees it; `None` if that is not available.
@@ -453,34 +443,30 @@ impl Modules {
         }
     }
 
-    /// Takes note of which file a mapping is of. Not where stat(2) has other numbers: on btrfs, those of mappings are not unique.
-    pub fn add_mapping(&mut self, device: (u32, u32), inode: u64, id: ModuleId) {
-        let key = (libc::makedev(device.0, device.1), inode);
-        if inode != 0 && self.by_file.get(&key) == Some(&id) {
-            self.by_mapping.insert((device, inode), id);
-        }
-    }
-
     /// The file of a mapping, by what the list of mappings says of it: without opening it once more.
-    pub fn mapped(&self, device: (u32, u32), inode: u64, path: &[u8]) -> Option<ModuleId> {
-        let id = self.by_mapping.get(&(device, inode))?;
+    pub fn mapped(&self, system: &dyn System, device: (u32, u32), inode: u64, path: &[u8]) -> Option<ModuleId> {
+        let id = self.by_file.get(&system.file_of(device, inode)?)?;
         self.checked(*id, path)
     }
 
-    /// The file of a mapping of a process that has exited is the one that is known by the same numbers, or none: the next `open`
-    /// of this mapping reads nothing. False if there is nothing to open.
-    pub fn open_known(&mut self, pid: Pid, mapped: &MappedFile) -> bool {
+    /// The file of a mapping of a process that has exited, and whether it is new: one that is known, or one that cannot be read.
+    /// `None`: it is the kernel's code, which is not known.
+    pub fn of_ended(&mut self, system: &dyn System, mapped: &MappedFile) -> Option<(ModuleId, bool)> {
         if mapped.path == VDSO {
-            return self.by_name.contains_key(&mapped.path[..]);
+            return self.by_name.get(VDSO).map(|id| (*id, false));
         }
-        let id = self.mapped(mapped.device, mapped.inode, &mapped.path);
-        let mut files = self.by_file.iter();
-        let opened = id.and_then(|id| {
-            let (key, _) = files.find(|(_, of)| **of == id)?;
-            Some((self.get(id).content.clone(), *key))
-        });
-        self.ahead.insert((pid, mapped.start, mapped.path.clone()), opened);
-        true
+        let known = self.mapped(system, mapped.device, mapped.inode, &mapped.path);
+        Some(known.map_or_else(|| self.unread(&mapped.path, None), |id| (id, false)))
+    }
+
+    /// Stands for a file that is not read, and whether it is new; `why`: because of a limit.
+    fn unread(&mut self, path: &[u8], why: Option<String>) -> (ModuleId, bool) {
+        if let Some(id) = self.by_name.get(path) {
+            return (*id, false);
+        }
+        let id = self.add(Module::missing(path.to_vec(), why));
+        self.by_name.insert(path.to_vec(), id);
+        (id, true)
     }
 
     /// The file mapped at `start..end` of a process, and whether it is new. `root` is that of the process, if known.
@@ -514,14 +500,7 @@ impl Modules {
                 self.by_file.insert(key, id);
                 (id, true)
             }
-            None => match self.by_name.get(path) {
-                Some(id) => (*id, false),
-                None => {
-                    let id = self.add(Module::missing(path.to_vec(), None));
-                    self.by_name.insert(path.to_vec(), id);
-                    (id, true)
-                }
-            },
+            None => self.unread(path, None),
         }
     }
 
@@ -563,7 +542,6 @@ impl Modules {
         }
         self.by_file.retain(|_, id| !ids.contains(id));
         self.by_name.retain(|_, id| !ids.contains(id));
-        self.by_mapping.retain(|_, id| !ids.contains(id));
     }
 
     /// Uses the numbers of closed files again: nothing knows them any more. Also drops the root directories of what is closed.

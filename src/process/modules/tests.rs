@@ -46,11 +46,10 @@ fn files_of_mappings_are_known_without_opening_them_again() {
     let text = std::fs::read("/proc/self/maps").expect("readable");
     let program = crate::process::maps::parse(&text).remove(0);
     let mut modules = Modules::default();
-    let mapped = |modules: &Modules, path: &[u8]| modules.mapped(program.device, program.inode, path);
+    let mapped = |modules: &Modules, path: &[u8]| modules.mapped(&LiveSystem, program.device, program.inode, path);
     assert_eq!(mapped(&modules, &program.path), None);
     let (start, end) = (program.start, program.end);
     let (id, _) = modules.open(&LiveSystem, std::process::id(), start, end, &program.path, None);
-    modules.add_mapping(program.device, program.inode, id);
     assert_eq!(mapped(&modules, &program.path), Some(id));
     // The number of a file that is not kept open may belong to another one.
     modules.all[id.0 as usize] = Arc::new(Module::missing(program.path.clone(), None));
