@@ -43,13 +43,17 @@ impl Session {
         }
         self.ensure_process(s, update)?;
         let without_python;
-        let s = match &s.host {
-            Some(HostSample { new: Some(new), .. }) if self.is_of_other_interpreter(new, s.pid, update) => {
+        let mut s = s;
+        if let Some(new) = s.host.as_ref().and_then(|host| host.new.as_ref()) {
+            let process = &self.processes.ensure(s.pid).process;
+            let is_right = new.runtime == 0 || self.programs.is_right(new, process);
+            self.add_copies(s.pid, is_right);
+            self.describe_program(new, s.pid, update);
+            if !is_right {
                 without_python = s.without_python();
-                &without_python
+                s = &without_python;
             }
-            _ => s,
-        };
+        }
         let has_new_locks = self.find_locks(s);
         let known = self.processes.ensure(s.pid);
         if self.activities.states.leaves_out(s, &known.process) {
@@ -185,18 +189,22 @@ impl Session {
         }
     }
 
-    /// Whether a sample of a process that the backend did not know has the frames of another interpreter than the process's.
-    /// Tells the backend where the program of the process has its own.
-    fn is_of_other_interpreter(&mut self, new: &NewProcess, pid: Pid, update: &mut TargetUpdate<'_>) -> bool {
+    /// Takes in the code objects that came before the first sample of a process, if they are of its interpreter.
+    fn add_copies(&mut self, pid: Pid, are_its_own: bool) {
         let process = &self.processes.ensure(pid).process;
-        let is_other = new.runtime != 0 && !self.programs.is_right(new, process);
-        for copy in self.programs.take_copies(pid) {
-            if let Some(interpreter) = process.interpreter().filter(|_| !is_other) {
-                let memory = process.memory(&*self.files.system);
-                let codes = &mut self.files.codes;
-                codes.update_process(pid, &memory, &interpreter.layout, &copy);
-            }
+        let copies = self.programs.take_copies(pid);
+        let Some(interpreter) = process.interpreter().filter(|_| are_its_own) else {
+            return;
+        };
+        let memory = process.memory(&*self.files.system);
+        for copy in &copies {
+            self.files.codes.update_process(pid, &memory, &interpreter.layout, copy);
         }
+    }
+
+    /// Has the backend know where the program of a process has its interpreter, if that is new.
+    fn describe_program(&mut self, new: &NewProcess, pid: Pid, update: &mut TargetUpdate<'_>) {
+        let process = &self.processes.ensure(pid).process;
         if let Some(program) = self.programs.find_new(new, process, &self.files)
             && let Some(layout) = self.read_layout(pid)
         {
@@ -209,7 +217,6 @@ impl Session {
                 self.segment.instances.refuse(pid, NO_ROOM);
             }
         }
-        is_other
     }
 
     /// Whether a process of a whole host has executed another program since its sample was taken: that has other mappings.
