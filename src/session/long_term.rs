@@ -1,5 +1,5 @@
 //! The end of a segment in a recording of a whole host, which goes on for months: what is known of processes and files
-//! that are of no use any more is dropped, so that no table grows for ever.
+//! that are of no use any more is dropped, so that no table grows without a limit.
 //!
 //! At that time only what is cleared here refers to nodes, code objects and files by number, so numbers are used again.
 

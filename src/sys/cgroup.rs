@@ -10,7 +10,7 @@ use crate::sys::procfs::{self, read_text};
 
 /// Where cgroups are usually mounted; those of version 1 are below it.
 pub const MOUNT: &str = "/sys/fs/cgroup";
-/// Where version 2 is mounted: beside version 1 (as systemd's hybrid hierarchy is), or alone.
+/// Where version 2 is mounted: together with version 1 (as systemd's hybrid hierarchy is), or alone.
 pub const UNIFIED_MOUNTS: [&str; 2] = ["/sys/fs/cgroup/unified", MOUNT];
 /// Cgroups that are read in one search.
 const MAX_GROUPS: usize = 65_536;
@@ -63,7 +63,7 @@ pub fn is_frozen(pid: Pid) -> bool {
     groups(&text).any(|(controllers, path)| {
         let read = |mount: &str, file: &str| read_text(format!("{MOUNT}{mount}{path}/{file}")).ok();
         match controllers {
-            // Alone, or beside version 1.
+            // Alone, or together with version 1.
             "" => {
                 let events = read("", "cgroup.events").or_else(|| read("/unified", "cgroup.events"));
                 events.is_some_and(|events| events.lines().any(|line| line == "frozen 1"))

@@ -144,7 +144,7 @@ fn filter() -> Vec<libc::sock_filter> {
         out.push(result(libc::SECCOMP_RET_ALLOW));
         out.push(result(refused));
     }
-    // What aborts sends itself a signal. If that failed, the C library would try for ever.
+    // What aborts sends itself a signal. If that failed, the C library would try again without end.
     out.push(unless(libc::BPF_JEQ, libc::SYS_tgkill as u32, 1));
     out.push(result(libc::SECCOMP_RET_KILL_PROCESS));
     // The C library starts threads by the older clone then, whose flags can be checked.

@@ -187,14 +187,14 @@ pub fn capabilities(f: &SystemFacts) -> Vec<HostNeed> {
             command: COMMAND,
             by_users: false,
         };
-        let Some(lack) = capability_advice(f, &purpose, &missing(f, &[need.cap])) else {
+        let Some(advice) = capability_advice(f, &purpose, &missing(f, &[need.cap])) else {
             return State::Met(need.purpose.into());
         };
         match need.without {
-            None => State::Missing(lack),
+            None => State::Missing(advice),
             Some(without) => State::Limited(MissingPrivilege {
-                reason: format!("{}: {without}", lack.reason),
-                ..lack
+                reason: format!("{}: {without}", advice.reason),
+                ..advice
             }),
         }
     };
@@ -212,13 +212,13 @@ fn of_kernel(f: &SystemFacts) -> HostNeed {
         Some(_) => "start the container with --pid=host",
         None => "run nativeprof on the host",
     };
-    let lack = kernel(f).into_iter().chain(inner_pids(f, fix)).next();
+    let advice = kernel(f).into_iter().chain(inner_pids(f, fix)).next();
     let paranoid = f.perf_event_paranoid.unwrap_or(0);
     let types = if f.btf { "with" } else { "without" };
     HostNeed {
         subject: KERNEL,
-        state: match lack {
-            Some(lack) => State::Missing(lack),
+        state: match advice {
+            Some(advice) => State::Missing(advice),
             // Without CAP_SYS_ADMIN, the trial shows whether this kernel asks for it.
             None if paranoid > USUAL_PARANOID && f.permitted.has(Cap::SysAdmin) => {
                 State::Limited(MissingPrivilege::new(
@@ -351,21 +351,21 @@ mod tests {
     }
 
     /// Subject, state, text and advice of each need that is not met.
-    fn lacks(f: &SystemFacts, cgroups: VisibleCgroups, directory: Option<&DirectoryFacts>) -> Vec<[String; 4]> {
-        let lack = |need: HostNeed| {
-            let (state, lack) = match need.state {
+    fn unmet(f: &SystemFacts, cgroups: VisibleCgroups, directory: Option<&DirectoryFacts>) -> Vec<[String; 4]> {
+        let unmet = |need: HostNeed| {
+            let (state, advice) = match need.state {
                 State::Met(_) => return None,
-                State::Limited(lack) => ("limited", lack),
-                State::Missing(lack) => ("missing", lack),
+                State::Limited(advice) => ("limited", advice),
+                State::Missing(advice) => ("missing", advice),
             };
-            Some([need.subject.into(), state.into(), lack.reason, lack.fix])
+            Some([need.subject.into(), state.into(), advice.reason, advice.fix])
         };
-        needs(f, cgroups, directory).into_iter().filter_map(lack).collect()
+        needs(f, cgroups, directory).into_iter().filter_map(unmet).collect()
     }
 
     #[test]
     fn each_capability_is_asked_for_in_the_terms_of_the_place() {
-        assert_eq!(lacks(&root(), VisibleCgroups::All, None), [[""; 4]; 0]);
+        assert_eq!(unmet(&root(), VisibleCgroups::All, None), [[""; 4]; 0]);
         let names = CAPS.map(Cap::name);
         for need in NEEDS {
             let name = need.cap.name();
@@ -395,7 +395,7 @@ mod tests {
                 ),
                 (user, "sudo nativeprof host --dir DIR".into()),
             ] {
-                let all = lacks(&facts, VisibleCgroups::All, None);
+                let all = unmet(&facts, VisibleCgroups::All, None);
                 let [[subject, found, reason, fix]] = &all[..] else {
                     panic!("{name}: {all:?}")
                 };
@@ -414,7 +414,7 @@ mod tests {
             memlock: Some(64),
             ..root()
         };
-        let all = lacks(&old, VisibleCgroups::All, None);
+        let all = unmet(&old, VisibleCgroups::All, None);
         assert_eq!(all.len(), 1, "{all:?}");
         assert!(
             all[0][0] == "CAP_SYS_RESOURCE" && all[0][1] == "missing" && all[0][3].ends_with(" CAP_SYS_RESOURCE"),
@@ -429,7 +429,7 @@ mod tests {
             ..old
         };
         for facts in [newer, enough] {
-            assert!(lacks(&facts, VisibleCgroups::All, None).is_empty());
+            assert!(unmet(&facts, VisibleCgroups::All, None).is_empty());
         }
     }
 
@@ -445,7 +445,7 @@ mod tests {
             ..root()
         };
         for (facts, advice) in [(locked, "lockdown=integrity"), (inside, "hostPID: true")] {
-            let all = lacks(&facts, VisibleCgroups::All, None);
+            let all = unmet(&facts, VisibleCgroups::All, None);
             assert!(
                 all.len() == 1 && all[0][0] == KERNEL && all[0][1] == "missing" && all[0][3].contains(advice),
                 "{all:?}"
@@ -455,7 +455,7 @@ mod tests {
             perf_event_paranoid: Some(3),
             ..root()
         };
-        let all = lacks(&paranoid, VisibleCgroups::All, None);
+        let all = unmet(&paranoid, VisibleCgroups::All, None);
         assert!(
             all.len() == 1 && all[0][1] == "limited" && all[0][3].contains("perf_event_paranoid=2"),
             "{all:?}"
@@ -464,7 +464,7 @@ mod tests {
             (VisibleCgroups::Part, "/sys/fs/cgroup:ro"),
             (VisibleCgroups::None, "mount -t cgroup2"),
         ] {
-            let all = lacks(&root(), visible, None);
+            let all = unmet(&root(), visible, None);
             assert!(
                 all.len() == 1 && all[0][0] == CGROUPS && all[0][1] == "limited" && all[0][3].contains(advice),
                 "{all:?}"
@@ -477,7 +477,7 @@ mod tests {
             refusal: None,
             room: 3_000_000_000,
         };
-        assert!(lacks(&root(), VisibleCgroups::All, Some(&good)).is_empty());
+        assert!(unmet(&root(), VisibleCgroups::All, Some(&good)).is_empty());
         let refused = |kind| DirectoryFacts {
             refusal: Some(kind),
             ..good.clone()
@@ -498,7 +498,7 @@ mod tests {
             (with_room(1_000_000_000), "limited", "room for 1.0G"),
             (with_room(9_000_000), "missing", "room for 9M"),
         ] {
-            let all = lacks(&root(), VisibleCgroups::All, Some(&directory));
+            let all = unmet(&root(), VisibleCgroups::All, Some(&directory));
             assert!(
                 all.len() == 1
                     && all[0][0] == DIRECTORY

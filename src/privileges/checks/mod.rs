@@ -44,7 +44,7 @@ impl MissingPrivilege {
 /// Capabilities of the file with which every user can sample every process.
 const FILE_CAPABILITIES: &str = "cap_bpf,cap_perfmon,cap_sys_ptrace,cap_syslog+ep";
 
-/// What somebody wants to run, for the advice on how to get capabilities: all that it needs is named at once, so that a container
+/// What a user wants to run, for the advice on how to get capabilities: all that it needs is named at once, so that a container
 /// has to be restarted only once.
 struct Purpose {
     feature: &'static str,

@@ -1,5 +1,5 @@
-// Comparison of two profiles: their amounts by node and function, and the colors of changes that are significant. Which are was
-// found with the profiles at hand; the page only shows it.
+// Comparison of two profiles: their amounts by node and function, and the colors of significant changes. Which ones are
+// significant was found when the page was written; the page only shows it.
 
 // Amounts are parts of this: all samples of a profile, one CPU, a second in nanoseconds, or one of what is counted.
 const WHOLE = 1e9;
