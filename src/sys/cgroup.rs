@@ -28,7 +28,7 @@ pub fn is_unified(path: &Path) -> bool {
 }
 
 /// Calls `found` with the path and the number (inode of the directory) of each cgroup below `root`, 65,536 at most. It
-/// says whether those below it are to be found, too.
+/// says whether those below it are to be found, too: they are listed after it was called.
 pub fn each_below(root: &Path, found: &mut dyn FnMut(&Path, u64) -> bool) {
     let mut left = vec![root.to_path_buf()];
     let mut groups = 0;

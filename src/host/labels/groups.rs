@@ -163,7 +163,7 @@ fn watch(root: PathBuf, known: &Arc<Mutex<Known>>) -> Option<File> {
         root,
     };
     // Those that are there already are known from the beginning.
-    watcher.add_all(watcher.root.clone());
+    watcher.add_all(&watcher.root.clone());
     let run = move || {
         while !files::is_hung_up(end.as_fd()) {
             // (An interruption is no error here.)
@@ -192,7 +192,7 @@ impl Watcher {
             match change {
                 DirectoryChange::Made { within, name } => {
                     if let Some((path, _)) = self.watched.get(&within) {
-                        self.add_all(path.join(name));
+                        self.add_all(&path.join(name));
                     }
                 }
                 DirectoryChange::Removed(watch) => {
@@ -215,31 +215,27 @@ impl Watcher {
                         (group.is_watched, group.used) = (false, segment);
                     }
                     drop(known);
-                    self.add_all(self.root.clone());
+                    self.add_all(&self.root.clone());
                 }
             }
         }
     }
 
     /// Adds a group and those below it.
-    fn add_all(&mut self, path: PathBuf) {
-        let mut left = vec![path];
-        while let Some(path) = left.pop() {
-            if self.add(&path).is_none() {
-                continue;
-            }
-            // Listed after it is watched: none is made in between.
-            for entry in fs::read_dir(&path).into_iter().flatten().flatten() {
-                if left.len() < MAX_GROUPS && entry.file_type().is_ok_and(|kind| kind.is_dir()) {
-                    left.push(entry.path());
-                }
-            }
+    fn add_all(&mut self, path: &Path) {
+        if self.add(path) {
+            // Each is listed after it is watched: none is made in between.
+            groups::each_below(path, &mut |path, _| self.add(path));
         }
     }
 
-    fn add(&mut self, path: &Path) -> Option<()> {
-        let number = fs::symlink_metadata(path).ok()?.ino();
-        let place = place_below(&self.root, path);
+    /// Adds a group; false if it is gone.
+    fn add(&mut self, path: &Path) -> bool {
+        // Read right before it is watched: what a list says may be of one that was removed and made again.
+        let Ok(group) = fs::symlink_metadata(path) else {
+            return false;
+        };
+        let (number, place) = (group.ino(), place_below(&self.root, path));
         let watch = if self.watched.len() < MAX_GROUPS {
             self.watch.add(path).ok()
         } else {
@@ -249,7 +245,7 @@ impl Watcher {
         if let Some(watch) = watch {
             self.watched.insert(watch, (path.to_path_buf(), number));
         }
-        Some(())
+        true
     }
 }
 
