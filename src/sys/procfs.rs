@@ -292,6 +292,16 @@ pub fn start_time(pid: Pid) -> Option<u64> {
     stat_field(pid, 22)
 }
 
+/// [`start_time`] of a process that runs; `None` of one that has exited, which may still wait for its parent.
+pub fn start_of_running(pid: Pid) -> Option<u64> {
+    let text = read_text(format!("/proc/{pid}/stat")).ok()?;
+    let has_exited = field_of_stat(&text, 3)?.starts_with(['Z', 'X']);
+    if has_exited {
+        return None;
+    }
+    field_of_stat(&text, 22)?.parse().ok()
+}
+
 /// A numeric field of /proc/PID/stat, numbered as in proc(5).
 fn stat_field(pid: Pid, field: usize) -> Option<u64> {
     stat_text(pid, field)?.parse().ok()

@@ -151,8 +151,7 @@ impl LabelReader {
     fn read_run(&mut self, key: Run, cgroup: u64, comm: &str) -> Option<Rc<Attributes>> {
         let (pid, started, _) = key;
         // The number may belong to another process before or after this one is read, and of a zombie only the group is left.
-        let runs =
-            || procfs::start_time(pid) == Some(started) && !matches!(procfs::stat_state(pid), None | Some('Z' | 'X'));
+        let runs = || procfs::start_of_running(pid) == Some(started);
         let found = runs().then(|| self.of_running(pid, cgroup, comm)).filter(|_| runs());
         let attributes = Rc::new(found?);
         let known = Known {
