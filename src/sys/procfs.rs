@@ -12,13 +12,22 @@ use crate::event::{Pid, Tid};
 /// Bytes that are expected of a file.
 const FILE_SIZE: usize = 4096;
 
-/// Bytes of a file of `/proc`, which says nothing of its size: most take two reads, and not one for each doubling of a buffer.
+/// Bytes of a file of `/proc`.
 ///
 /// # Errors
 /// The file is not there, or may not be read.
 pub fn read_bytes(path: impl AsRef<Path>) -> io::Result<Vec<u8>> {
+    read_at_most(path, u64::MAX)
+}
+
+/// The first `most` bytes of a file of `/proc`, which says nothing of its size: most take two reads, and not one for each
+/// doubling of a buffer.
+///
+/// # Errors
+/// The file is not there, or may not be read.
+pub fn read_at_most(path: impl AsRef<Path>, most: u64) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::with_capacity(FILE_SIZE);
-    File::open(path)?.take(u64::MAX).read_to_end(&mut bytes)?;
+    File::open(path)?.take(most).read_to_end(&mut bytes)?;
     Ok(bytes)
 }
 

@@ -3,8 +3,7 @@
 //! Whatever a process controls is hostile: each read, value and table is bounded.
 
 use std::collections::BTreeMap;
-use std::fs::{self, File};
-use std::io::Read;
+use std::fs;
 use std::os::unix::ffi::OsStrExt;
 use std::rc::Rc;
 
@@ -29,8 +28,6 @@ use pod::PodNames;
 /// Bytes of a file of `/proc` that are read, and of `/proc/PID/maps`.
 const MAX_READ: u64 = 256 << 10;
 const MAX_MAPS: u64 = 4 << 20;
-/// Bytes that most of them have at most.
-const EXPECTED: usize = 4 << 10;
 /// Bytes of a value; longer ones are cut and end in [`MARK`].
 const MAX_VALUE: usize = 1024;
 const MARK: &str = "…";
@@ -272,7 +269,7 @@ impl LabelReader {
         let exe = exe.file_name().unwrap_or_default().as_bytes();
         let is_python = exe.starts_with(b"python") || exe.starts_with(b"pypy");
         let command_line = if is_python {
-            read_bytes(&format!("/proc/{pid}/cmdline"), MAX_READ)
+            procfs::read_at_most(format!("/proc/{pid}/cmdline"), MAX_READ).unwrap_or_default()
         } else {
             Vec::new()
         };
@@ -334,7 +331,7 @@ impl LabelReader {
 
 /// Attributes that a process publishes as an OpenTelemetry process context.
 fn context(pid: Pid) -> Attributes {
-    let text = read_bytes(&format!("/proc/{pid}/maps"), MAX_MAPS);
+    let text = procfs::read_at_most(format!("/proc/{pid}/maps"), MAX_MAPS).unwrap_or_default();
     let lines = text.split(|byte| *byte == b'\n');
     let is_context = |line: &&[u8]| line.windows(8).any(|part| part == b"OTEL_CTX");
     let own: Vec<_> = lines.filter(is_context).flat_map(maps::parse).collect();
@@ -350,14 +347,8 @@ fn program(comm: &str, exe: &str) -> String {
 
 /// The text of a small file, with replacements for what is not UTF-8; empty if it cannot be read.
 fn read(path: &str) -> String {
-    String::from_utf8_lossy(&read_bytes(path, MAX_READ)).into_owned()
-}
-
-/// The first bytes of a file; none if it cannot be read.
-fn read_bytes(path: &str, most: u64) -> Vec<u8> {
-    let mut bytes = Vec::with_capacity(EXPECTED);
-    let read = File::open(path).and_then(|file| file.take(most).read_to_end(&mut bytes));
-    read.map_or(Vec::new(), |_| bytes)
+    let bytes = procfs::read_at_most(path, MAX_READ).unwrap_or_default();
+    String::from_utf8_lossy(&bytes).into_owned()
 }
 
 fn cut(mut value: String) -> String {
@@ -403,7 +394,7 @@ fn decode(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::io::Write;
+    use std::io::{Read, Write};
     use std::process::{Child, ChildStdin, Command, Stdio};
 
     #[test]
