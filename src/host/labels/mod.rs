@@ -231,7 +231,13 @@ impl LabelReader {
             self.count("cgroup_unknown");
         }
         let place = place.unwrap_or_default();
-        let pod = self.pod_names(process.pid, &place);
+        let pid = process.pid;
+        // The number may belong to a process of another pod by now.
+        let is_of_it = |pod: &str| {
+            let now = cgroup::parse(&read(&format!("/proc/{pid}/cgroup")));
+            now.pod.as_deref() == Some(pod)
+        };
+        let pod = self.pod_names(pid, &place, is_of_it);
         self.attributes(Facts {
             pod,
             place,
@@ -240,8 +246,8 @@ impl LabelReader {
         })
     }
 
-    /// Names of the pod at a place. A process of it may be read for them.
-    fn pod_names(&mut self, pid: Pid, place: &Place) -> PodNames {
+    /// Names of the pod at a place. A process may be read for them, if `is_of_it` says of the pod's UID that it is one of its.
+    fn pod_names(&mut self, pid: Pid, place: &Place, is_of_it: impl FnOnce(&str) -> bool) -> PodNames {
         let Some(pod) = &place.pod else {
             return PodNames::default();
         };
@@ -249,9 +255,7 @@ impl LabelReader {
             *used = self.segment;
             return names.clone();
         }
-        // The number may belong to a process of another pod by now.
-        let now = cgroup::parse(&read(&format!("/proc/{pid}/cgroup")));
-        if now.pod.as_ref() != Some(pod) {
+        if !is_of_it(pod) {
             return PodNames::default();
         }
         let names = pod::names(pid, self.root.as_ref(), &self.host);
@@ -265,6 +269,8 @@ impl LabelReader {
         let text = read(&format!("/proc/{pid}/cgroup"));
         self.groups.add(cgroup, &text);
         let place = cgroup::parse(&text);
+        // The process was read for this place just now.
+        let pod = self.pod_names(pid, &place, |_| true);
         let exe = fs::read_link(format!("/proc/{pid}/exe")).unwrap_or_default();
         let exe = exe.file_name().unwrap_or_default().as_bytes();
         let is_python = exe.starts_with(b"python") || exe.starts_with(b"pypy");
@@ -273,9 +279,8 @@ impl LabelReader {
         } else {
             Vec::new()
         };
-        let names = self.pod_names(pid, &place);
         self.attributes(Facts {
-            pod: names,
+            pod,
             place,
             environment: read(&format!("/proc/{pid}/environ")),
             context: context(pid),
