@@ -121,20 +121,17 @@ impl Recording {
         }
     }
 
-    /// Has names read by another process, or not at all.
+    /// Has names read by another process with little memory, or not at all: for a recording that never ends.
     pub fn name_only_apart(&mut self) {
-        self.name_apart(None);
-        if let Some(process) = &mut self.session.naming.process {
-            process.is_needed = true;
-        }
+        self.session.naming = Naming {
+            process: Some(NamingProcess::of_host()),
+            ..Naming::default()
+        };
     }
 
     /// Has names read by another process, and debug files downloaded by `fetch`.
     pub fn name_apart(&mut self, fetch: Option<Fetch>) {
         self.session.naming = Naming::apart(fetch);
-        if self.session.options.host {
-            self.session.naming.process = Some(NamingProcess::of_host());
-        }
     }
 
     /// Puts the stacks of wakers below the waits that they ended; `kernel`: with the kernel's functions.

@@ -107,7 +107,7 @@ pub struct NamingProcess {
     /// CPU time, ns, of all processes so far.
     cpu: u64,
     /// Where it cannot be started, files are not read at all.
-    pub is_needed: bool,
+    pub(super) is_needed: bool,
 }
 
 struct Running {
@@ -143,13 +143,16 @@ impl NamingProcess {
         }
     }
 
-    /// This program again, with little memory: for a recording that never ends.
+    /// This program again, with little memory: for a recording that never ends. Where it cannot be started, files are not read.
     pub fn of_host() -> NamingProcess {
         let limits = NamingLimits {
             memory: Some(HOST_MEMORY),
             ..NamingLimits::default()
         };
-        NamingProcess::new("/proc/self/exe", &[ARGUMENT], limits)
+        NamingProcess {
+            is_needed: true,
+            ..NamingProcess::new("/proc/self/exe", &[ARGUMENT], limits)
+        }
     }
 
     /// Id of the process, if it runs.
