@@ -7,6 +7,7 @@ use super::{
     MissingPrivilege, Purpose, SystemFacts, bpf_maps_are_locked_memory, capability_advice, inner_pids, kernel, missing,
 };
 use crate::privileges::credentials::Cap;
+use crate::privileges::phases::SAMPLING;
 use crate::sys::{cgroup, files};
 
 /// Space for a history with the usual limit of 2 GB.
@@ -30,7 +31,7 @@ struct Need {
     without: Option<&'static str>,
 }
 
-/// Those that `deploy/` gives, and no others.
+/// Those of [`SAMPLING`], which `deploy/` gives, and no others.
 const NEEDS: [Need; 6] = [
     Need {
         cap: Cap::Bpf,
@@ -62,14 +63,6 @@ const NEEDS: [Need; 6] = [
         purpose: "reads the addresses of kernel functions",
         without: Some("kernel functions have no names (--kernel)"),
     },
-];
-const CAPS: [Cap; 6] = [
-    NEEDS[0].cap,
-    NEEDS[1].cap,
-    NEEDS[2].cap,
-    NEEDS[3].cap,
-    NEEDS[4].cap,
-    NEEDS[5].cap,
 ];
 /// Before Linux 5.11.
 const LOCKED_MEMORY: Need = Need {
@@ -183,7 +176,7 @@ pub fn capabilities(f: &SystemFacts) -> Vec<HostNeed> {
         let subject = need.cap.name();
         let purpose = Purpose {
             feature: subject,
-            all: &CAPS,
+            all: SAMPLING,
             command: COMMAND,
             by_users: false,
         };
@@ -366,7 +359,8 @@ mod tests {
     #[test]
     fn each_capability_is_asked_for_in_the_terms_of_the_place() {
         assert_eq!(unmet(&root(), VisibleCgroups::All, None), [[""; 4]; 0]);
-        let names = CAPS.map(Cap::name);
+        assert_eq!(NEEDS.map(|need| need.cap), SAMPLING);
+        let names = NEEDS.map(|need| need.cap.name());
         for need in NEEDS {
             let name = need.cap.name();
             let unit = SystemFacts {
