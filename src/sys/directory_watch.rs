@@ -2,12 +2,14 @@
 
 #![allow(unsafe_code)]
 
-use std::ffi::{CString, OsString};
-use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
-use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::ffi::OsString;
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd};
+use std::os::unix::ffi::OsStringExt;
 use std::path::Path;
 
+use super::{c_path, check};
 use crate::bytes::u32_at;
 
 /// Bytes of records that are read at once: at least one has room.
@@ -33,7 +35,7 @@ pub enum DirectoryChange {
 
 /// Directories that are watched.
 #[derive(Debug)]
-pub struct DirectoryWatch(OwnedFd);
+pub struct DirectoryWatch(File);
 
 impl DirectoryWatch {
     /// Watches nothing yet.
@@ -42,12 +44,9 @@ impl DirectoryWatch {
     /// The limit of such descriptors is reached.
     pub fn new() -> io::Result<DirectoryWatch> {
         // SAFETY: takes no pointers.
-        let fd = unsafe { libc::inotify_init1(libc::IN_NONBLOCK | libc::IN_CLOEXEC) };
-        if fd < 0 {
-            return Err(io::Error::last_os_error());
-        }
+        let fd = check(unsafe { libc::inotify_init1(libc::IN_NONBLOCK | libc::IN_CLOEXEC) }.into())?;
         // SAFETY: the kernel has just returned this descriptor; it has no other owner.
-        Ok(DirectoryWatch(unsafe { OwnedFd::from_raw_fd(fd) }))
+        Ok(DirectoryWatch(unsafe { File::from_raw_fd(fd as i32) }))
     }
 
     /// Watches a directory; what is in it already has to be listed afterwards.
@@ -55,23 +54,17 @@ impl DirectoryWatch {
     /// # Errors
     /// It is not there, or the limit of the user's watches is reached.
     pub fn add(&self, directory: &Path) -> io::Result<WatchId> {
-        let path = CString::new(directory.as_os_str().as_bytes())?;
+        let path = c_path(directory)?;
         let what = libc::IN_CREATE | libc::IN_ONLYDIR | libc::IN_DONT_FOLLOW;
         // SAFETY: the path ends in a NUL.
         let watch = unsafe { libc::inotify_add_watch(self.0.as_raw_fd(), path.as_ptr(), what) };
-        if watch < 0 {
-            Err(io::Error::last_os_error())
-        } else {
-            Ok(watch)
-        }
+        Ok(check(watch.into())? as WatchId)
     }
 
     /// What has happened since the last call; nothing if there is nothing.
     pub fn read(&self) -> Vec<DirectoryChange> {
         let mut bytes = vec![0; BUFFER];
-        // SAFETY: the buffer has the length that is given.
-        let read = unsafe { libc::read(self.0.as_raw_fd(), bytes.as_mut_ptr().cast(), bytes.len()) };
-        let length = usize::try_from(read).unwrap_or(0);
+        let length = (&self.0).read(&mut bytes).unwrap_or(0);
         changes(bytes.get(..length).unwrap_or_default())
     }
 }

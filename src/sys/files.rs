@@ -2,18 +2,16 @@
 
 #![allow(unsafe_code)]
 
-use std::ffi::CString;
 use std::fs::{self, File};
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
-use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use super::check;
+use super::{c_path, check};
 
 /// Waits until one of the descriptors is readable; false on time-out. An interruption by a signal counts as time-out.
 pub fn poll(fds: &[BorrowedFd<'_>], wait: Duration) -> io::Result<bool> {
@@ -151,7 +149,7 @@ impl AsFd for ClosedAtFork {
 /// Opens a file for reading as if `directory` were the root: neither links nor `..` lead out of it (openat2(2), Linux
 /// 5.6).
 pub fn open_in_root(directory: BorrowedFd<'_>, path: &Path, flags: i32) -> io::Result<File> {
-    let path = std::ffi::CString::new(path.as_os_str().as_bytes())?;
+    let path = c_path(path)?;
     // SAFETY: plain integers, for which zero is valid; the structure has fields that cannot be named.
     let mut how: libc::open_how = unsafe { std::mem::zeroed() };
     how.flags = flags as u64;
@@ -202,7 +200,7 @@ pub fn lock(file: &File) -> io::Result<bool> {
 /// # Errors
 /// Why not.
 pub fn may_write(directory: &Path) -> io::Result<()> {
-    let path = CString::new(directory.as_os_str().as_bytes())?;
+    let path = c_path(directory)?;
     let wanted = libc::W_OK | libc::X_OK;
     // SAFETY: a string that ends in a NUL, and integers.
     check(unsafe { libc::faccessat(libc::AT_FDCWD, path.as_ptr(), wanted, libc::AT_EACCESS) }.into()).map(drop)
@@ -213,7 +211,7 @@ pub fn may_write(directory: &Path) -> io::Result<()> {
 /// # Errors
 /// Those of statvfs(3).
 pub fn free_space(path: &Path) -> io::Result<u64> {
-    let path = CString::new(path.as_os_str().as_bytes())?;
+    let path = c_path(path)?;
     let mut found = MaybeUninit::<libc::statvfs>::uninit();
     // SAFETY: a string that ends in a NUL, and a place for the result.
     check(unsafe { libc::statvfs(path.as_ptr(), found.as_mut_ptr()) }.into())?;
