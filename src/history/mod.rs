@@ -15,12 +15,12 @@ mod writer;
 use std::ffi::OsString;
 use std::fs::{self, File};
 use std::io::{self, Read};
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use flate2::read::MultiGzDecoder;
 
 use crate::error::{Error, ErrorKind, Result};
+use crate::sys::files;
 use name::SegmentName;
 pub use writer::{Dropped, Limits, Writer};
 
@@ -135,14 +135,8 @@ impl Directory {
 /// # Errors
 /// It is gone, or is no file, or may not be read.
 pub fn open_segment(directory: &Path, name: &SegmentName) -> io::Result<File> {
-    let mut options = File::options();
     // What is a file in the listing may have been replaced.
-    let options = options.read(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK);
-    let file = options.open(directory.join(name.to_string()))?;
-    if !file.metadata()?.is_file() {
-        return Err(io::Error::new(io::ErrorKind::InvalidData, "it is no file"));
-    }
-    Ok(file)
+    files::open_plain(&directory.join(name.to_string()))
 }
 
 /// The content of a segment: the message `ProfilesData`.

@@ -152,9 +152,7 @@ pub fn largest_sequence(directory: &Path) -> u64 {
     });
     let sequences = cursors.filter_map(|entry| {
         let mut text = Vec::new();
-        let mut options = File::options();
-        let file = options.read(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK);
-        let file = file.open(entry.path()).ok()?;
+        let file = sys::files::open_plain(&entry.path()).ok()?;
         file.take(MAX_FILE).read_to_end(&mut text).ok()?;
         Some(parse(&String::from_utf8_lossy(&text))??.sequence)
     });

@@ -7,15 +7,15 @@
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsStr;
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File};
 use std::io::Read;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
 use crate::escape;
 use crate::profile::category::{Categories, Category};
 use crate::profile::model::{Frame, FrameKind, Profile, SourceExcerpt};
+use crate::sys;
 
 /// Maximum number of bytes read of a file.
 const MAX_FILE: u64 = 8 << 20;
@@ -179,11 +179,7 @@ pub fn open_local(path: &str) -> Option<File> {
     if !is_quotable_name(path) || !is_quotable_name(&escape::name_of_utf8(real.as_os_str().as_bytes())) {
         return None;
     }
-    let mut options = OpenOptions::new();
-    // Opening a pipe would wait for its other end.
-    options.read(true).custom_flags(libc::O_NONBLOCK | libc::O_NOFOLLOW);
-    let file = options.open(real).ok()?;
-    file.metadata().ok()?.is_file().then_some(file)
+    sys::files::open_plain(&real).ok()
 }
 
 fn count_of(lines: &[&[u8]]) -> u32 {

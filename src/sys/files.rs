@@ -1,4 +1,4 @@
-//! Descriptors: waiting for them, limits, pipes, opening below a directory.
+//! Descriptors: waiting for them, limits, pipes, opening files that others may have replaced.
 
 #![allow(unsafe_code)]
 
@@ -6,6 +6,7 @@ use std::fs::{self, File};
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -168,6 +169,20 @@ pub fn open_in_root(directory: BorrowedFd<'_>, path: &Path, flags: i32) -> io::R
     Ok(unsafe { File::from_raw_fd(fd as i32) })
 }
 
+/// Opens a file for reading where another user may have put a link, a pipe or a device: opening waits for nothing.
+///
+/// # Errors
+/// Those of open(2): ELOOP for a link. `InvalidData` if it is no file.
+pub fn open_plain(path: &Path) -> io::Result<File> {
+    let mut options = File::options();
+    let options = options.read(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK);
+    let file = options.open(path)?;
+    if !file.metadata()?.is_file() {
+        return Err(io::Error::new(io::ErrorKind::InvalidData, "it is no file"));
+    }
+    Ok(file)
+}
+
 /// Has the other end of this terminal or pipe been closed?
 pub fn is_hung_up(fd: BorrowedFd<'_>) -> bool {
     let mut entry = libc::pollfd {
@@ -240,6 +255,25 @@ pub fn pipe() -> io::Result<(File, File)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_files_are_opened() {
+        let directory = std::env::temp_dir().join(format!("nativeprof-plain-{}", std::process::id()));
+        fs::create_dir_all(&directory).expect("a directory");
+        let [file, link, pipe] = ["file", "link", "pipe"].map(|name| directory.join(name));
+        fs::write(&file, "").expect("a file");
+        std::os::unix::fs::symlink(&file, &link).expect("a link");
+        let made = std::process::Command::new("mkfifo").arg(&pipe).status();
+        assert!(made.expect("mkfifo, of coreutils").success());
+        assert!(open_plain(&file).is_ok());
+        for path in [&directory, &pipe] {
+            let refused = open_plain(path).expect_err("no file");
+            assert_eq!(refused.kind(), io::ErrorKind::InvalidData);
+        }
+        let refused = open_plain(&link).expect_err("a link");
+        assert_eq!(refused.raw_os_error(), Some(libc::ELOOP));
+        fs::remove_dir_all(&directory).expect("it is ours");
+    }
 
     #[test]
     fn a_forked_child_closes_what_is_not_for_it() {

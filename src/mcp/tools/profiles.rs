@@ -2,7 +2,6 @@
 
 use std::fs;
 use std::io::Read;
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
@@ -13,6 +12,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::mcp::answer::{self, Rows, data};
 use crate::mcp::permission::Permission;
 use crate::privileges::phases;
+use crate::sys::files;
 
 /// The directory of the server's own recordings, below the root.
 pub const OWN: &str = ".nativeprof";
@@ -108,9 +108,7 @@ fn is_profile(name: &str, path: &Path) -> bool {
     if name.ends_with(".json") {
         let mut head = Vec::new();
         // It may have become a link or a pipe since it was listed.
-        let mut plain = fs::OpenOptions::new();
-        plain.read(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK);
-        let read = plain.open(path).and_then(|file| file.take(HEAD).read_to_end(&mut head));
+        let read = files::open_plain(path).and_then(|file| file.take(HEAD).read_to_end(&mut head));
         return read.is_ok() && String::from_utf8_lossy(&head).contains("\"identifier\"");
     }
     [".json.gz", ".tape"].iter().any(|ending| name.ends_with(ending))
