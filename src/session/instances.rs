@@ -6,7 +6,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::segment::QualityCounts;
 use crate::error::ErrorKind;
-use crate::event::{Pid, Sample};
+use crate::event::{HostSample, Pid};
 use crate::interleave::StackQuality;
 
 /// Why a process is not known to the backend: that has no room for it.
@@ -59,13 +59,20 @@ impl Instances {
         }
     }
 
-    /// Takes note of a sample that was added as the last rows of a timeline, which has `rows` now.
-    pub(super) fn add(&mut self, s: &Sample, run: u64, started: Option<u64>, quality: StackQuality, rows: usize) {
-        let Some(host) = &s.host else { return };
+    /// Takes note of a sample of a process that was added as the last rows of a timeline, which has `rows` now.
+    pub(super) fn add(
+        &mut self,
+        pid: Pid,
+        host: &HostSample,
+        run: u64,
+        started: Option<u64>,
+        quality: StackQuality,
+        rows: usize,
+    ) {
         let all = &mut self.all;
-        let at = *self.current.entry((s.pid, run)).or_insert_with(|| {
+        let at = *self.current.entry((pid, run)).or_insert_with(|| {
             all.push(ProcessInstance {
-                pid: s.pid,
+                pid,
                 run,
                 started,
                 cgroup: host.cgroup,

@@ -80,11 +80,14 @@ impl Session {
         let rows = self.segment.timeline.len();
         let holder = self.count(s, &parts, &built, waker.as_ref(), &mut last);
         self.stacks.keep_last(s.tid, last);
-        let started = self.processes.get(s.pid).and_then(|process| process.started);
-        let Segment {
-            instances, timeline, ..
-        } = &mut self.segment;
-        instances.add(s, self.processes.run(s.pid), started, built.quality, timeline.len());
+        if let Some(host) = &s.host {
+            let started = self.processes.get(s.pid).and_then(|process| process.started);
+            let Segment {
+                instances, timeline, ..
+            } = &mut self.segment;
+            let run = self.processes.run(s.pid);
+            instances.add(s.pid, host, run, started, built.quality, timeline.len());
+        }
         let (files, activities, segment) = (&self.files, &mut self.activities, &mut self.segment);
         let KnownProcess {
             process,
