@@ -328,14 +328,10 @@ impl Recording {
             self.backend.set_rate(rate);
         }
         let next = self.next_start();
-        let end = PumpEnd {
-            until: None,
-            before: Some(next.time),
-        };
         // A target can make each sample slow to read.
         let soon = || PumpEnd {
             until: Some(Instant::now() + BUFFER_INTERVAL),
-            ..end
+            before: Some(next.time),
         };
         while self.poll_until(Duration::ZERO, soon())? {
             meanwhile();
