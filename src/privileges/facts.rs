@@ -8,6 +8,8 @@ use crate::privileges::credentials::Caps;
 use crate::sys;
 use crate::sys::procfs::{field, innermost_id, is_kernel_thread, parent, read_text, user_ids};
 
+/// The kernel's type information (BTF), from which offsets in its structures are filled in.
+pub const KERNEL_TYPES: &str = "/sys/kernel/btf/vmlinux";
 /// Inodes of the initial namespaces (`PROC_USER_INIT_INO`, `PROC_PID_INIT_INO`, include/linux/proc_ns.h, Linux 6.18).
 const FIRST_USER_NS: &str = "user:[4026531837]";
 const FIRST_PID_NS: &str = "pid:[4026531836]";
@@ -79,7 +81,7 @@ impl SystemFacts {
             ptrace_scope: number("/proc/sys/kernel/yama/ptrace_scope"),
             kptr_restrict: number("/proc/sys/kernel/kptr_restrict").unwrap_or(0),
             lockdown: lockdown(&text("/sys/kernel/security/lockdown")),
-            btf: fs::metadata("/sys/kernel/btf/vmlinux").is_ok(),
+            btf: fs::metadata(KERNEL_TYPES).is_ok(),
             memlock: memlock(&text("/proc/self/limits")),
             exe: typed_name(),
         }

@@ -12,6 +12,7 @@ use aya::{Ebpf, EbpfLoader};
 
 use super::errors::bpf_error;
 use crate::error::{Error, ErrorKind, Result};
+use crate::privileges::facts::KERNEL_TYPES;
 
 pub const LOAD: &str = "cannot load the BPF program";
 /// Leaves what a map has already as it is: `BPF_NOEXIST` (include/uapi/linux/bpf.h).
@@ -20,8 +21,6 @@ pub const NO_EXIST: u64 = 1;
 const RING_BYTES: u32 = 32 << 20;
 /// The same for whole hosts, which are sampled at 20 Hz and less.
 const HOST_RING_BYTES: u32 = 8 << 20;
-/// The kernel's type information, from which the loader fills in offsets.
-const KERNEL_TYPES: &str = "/sys/kernel/btf/vmlinux";
 /// Set to `5.8`, it makes the other object the only choice: to test it on a kernel that loads both.
 pub const FORCED_BY: &str = "NATIVEPROF_BPF_OBJECT";
 

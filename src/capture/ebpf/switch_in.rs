@@ -11,6 +11,7 @@ use aya_obj::btf::BtfKind;
 use super::errors::bpf_error;
 use super::object::{self, FORCED_BY, MapSizes, Variant};
 use crate::error::{Error, ErrorKind, Result};
+use crate::privileges::facts::KERNEL_TYPES;
 use crate::sys;
 
 pub(super) const LOAD: &str = "cannot load the BPF programs for off-CPU time";
@@ -84,7 +85,7 @@ fn unsupported(missing: &[String]) -> Error {
 }
 
 fn kernel_types() -> KernelTypes {
-    Btf::from_sys_fs().map_err(|_| "the kernel has no type information (/sys/kernel/btf/vmlinux)".to_string())
+    Btf::from_sys_fs().map_err(|_| format!("the kernel has no type information ({KERNEL_TYPES})"))
 }
 
 fn task_work(types: &Btf) -> HookResult {
