@@ -14,7 +14,7 @@ const MAX_CAUSES: usize = 8;
 /// Rows that are examined for making up for these, at most: each takes a walk through all runs.
 const MAX_ROWS: usize = 200;
 
-/// Marks rows, given with their numbers.
+/// Marks rows, given with their numbers. What `runs` have selected afterwards is not defined.
 pub(super) fn mark(
     rows: &mut [(usize, Change<'_>)],
     runs: &mut [Vec<RunCounts<'_>>; 2],
@@ -95,7 +95,7 @@ impl Left {
     }
 }
 
-/// By side and run, the samples that are not in some of the rows.
+/// By side and run, the samples that are not in some of the rows; these stay selected.
 fn left_by(
     runs: &mut [Vec<RunCounts<'_>>; 2],
     rows: &[(usize, Change<'_>)],
@@ -111,13 +111,11 @@ fn left_by(
                 let row = row_of.get(function as usize);
                 row.is_some_and(|row| out.contains(&(*row as usize)))
             };
-            run.stats.deselect(is_left_out, metric == Metric::Total);
-            let left = Left {
+            run.stats.select_without(is_left_out, metric == Metric::Total);
+            Left {
                 counts: run.counts(groups, metric),
                 all: run.stats.samples(),
-            };
-            run.stats.select_all();
-            left
+            }
         });
         left.collect()
     })

@@ -117,13 +117,8 @@ impl<'a> Stats<'a> {
             self_counts: Vec::new(),
             total: Vec::new(),
         };
-        stats.select_all();
+        stats.select(profile.self_counts());
         stats
-    }
-
-    /// Selects all samples.
-    pub fn select_all(&mut self) {
-        self.select(self.profile.self_counts());
     }
 
     /// Selects samples: so many that ended in each node. Nodes beyond the end of `self_counts` have none.
@@ -134,10 +129,10 @@ impl<'a> Stats<'a> {
         (self.self_counts, self.total) = (self_counts, total);
     }
 
-    /// Selects no samples that ended in functions like this; with `below`, nor any that have them on their stack.
-    pub(crate) fn deselect(&mut self, is_left_out: impl Fn(FunctionId) -> bool, below: bool) {
+    /// Selects all samples but those that ended in functions like this; with `below`, nor any that have them on their stack.
+    pub(crate) fn select_without(&mut self, is_left_out: impl Fn(FunctionId) -> bool, below: bool) {
         let mut is_out = vec![false; self.profile.nodes.len()];
-        let mut self_counts = std::mem::take(&mut self.self_counts);
+        let mut self_counts = self.profile.self_counts();
         for (at, count) in self_counts.iter_mut().enumerate() {
             let is_below = below && parent(self.profile, at).is_some_and(|parent| is_out[parent]);
             is_out[at] = is_below || self.function(at as NodeId).is_some_and(&is_left_out);
