@@ -140,8 +140,14 @@ pub(super) fn per_unit(side: &Side<'_>, normalization: Normalization) -> f64 {
 }
 
 impl<'a> RunCounts<'a> {
-    pub(super) fn new(run: &Run<'a>, row_of: Vec<u32>, in_step: f64, normalization: Normalization) -> RunCounts<'a> {
-        let stats = Stats::new(run.profile);
+    /// `stats` are those of the run.
+    pub(super) fn new(
+        run: &Run<'a>,
+        stats: Stats<'a>,
+        row_of: Vec<u32>,
+        in_step: f64,
+        normalization: Normalization,
+    ) -> RunCounts<'a> {
         let samples = stats.samples();
         let clock = run.clock.filter(|_| normalization != Normalization::Share);
         let whole = match normalization {
@@ -193,10 +199,10 @@ impl<'a> RunCounts<'a> {
     }
 }
 
-/// The runs of both sides, with the rows that `rows` has for the functions of the sums.
+/// The runs of both sides, with the rows that `rows` has for the functions of their sums, which `sums` has.
 pub(super) fn counted<'a>(
     sides: [&Side<'a>; 2],
-    stats: &[Stats<'a>; 2],
+    sums: &[Stats<'a>; 2],
     rows: &RowMap<'a>,
     normalization: Normalization,
 ) -> [Vec<RunCounts<'a>>; 2] {
@@ -207,23 +213,23 @@ pub(super) fn counted<'a>(
         let known = (sides[i].runs.len() > 1).then(|| {
             let frames = sides[i].sum.frames.iter().enumerate();
             let known = frames.filter_map(|(at, frame)| {
-                let function = stats[i].function_of_frame(at as u32)?;
+                let function = sums[i].function_of_frame(at as u32)?;
                 Some((identifier(frame), rows.of[i].get(function as usize).copied()?))
             });
             known.collect::<HashMap<String, u32>>()
         });
         let runs = sides[i].runs.iter();
         runs.map(|run| {
+            let stats = Stats::new(run.profile);
             let row_of = match &known {
                 None => rows.of[i].clone(),
                 Some(known) => {
-                    let stats = Stats::new(run.profile);
                     let functions = 0..stats.len() as FunctionId;
                     let row = |function| known.get(&identifier(stats.frame(function))).copied();
                     functions.map(|function| row(function).unwrap_or(u32::MAX)).collect()
                 }
             };
-            RunCounts::new(run, row_of, in_step, normalization)
+            RunCounts::new(run, stats, row_of, in_step, normalization)
         })
         .collect()
     })
