@@ -5,7 +5,7 @@
 //! that changed most is the first that others may make up for; more are found in what those before them leave.
 
 use super::interval::{ErrorRate, Part, estimate};
-use super::runs::RunCounts;
+use super::runs::{RunCounts, mean_amount};
 use super::{Change, Metric};
 use crate::stats::FunctionId;
 
@@ -44,11 +44,7 @@ pub(super) fn mark(
     let others = significant.iter().copied().filter(|at| !causes.contains(at));
     for at in others.take(MAX_ROWS).collect::<Vec<_>>() {
         let (unit, row) = rows[at];
-        let share = |i: usize| {
-            let counts = left[i].iter().zip(&runs[i]);
-            let shares = counts.map(|(left, run)| run.amount(left.count(unit)));
-            shares.sum::<f64>() / runs[i].len().max(1) as f64
-        };
+        let share = |i: usize| mean_amount(&runs[i], left[i].iter().map(|left| left.count(unit)));
         // What of it is in samples without the causes.
         let apart = share(1) - share(0);
         if (row.change() - apart).abs() >= apart.abs() / 2.0 {

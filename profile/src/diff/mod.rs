@@ -175,10 +175,14 @@ pub fn diff<'a>(a: &Side<'a>, b: &Side<'a>, options: &DiffOptions) -> Diff<'a> {
     };
     let mut runs = runs::counted([a, b], &stats, &units, options.normalization);
     let counts = Counts::new(&runs, units.frames.len(), options.metric);
-    let question = question(&runs, [a, b], options.normalization);
-    let pairs = match question {
-        Question::Runs { paired: true, .. } => runs::pairs([a, b]),
-        _ => None,
+    let pairs = runs::pairs([a, b]);
+    let question = match (options.normalization, runs.each_ref().map(Vec::len)) {
+        (Normalization::Number, _) => Question::Numbers,
+        (_, [..=1, ..=1]) => Question::Recordings,
+        (_, runs) => Question::Runs {
+            runs,
+            paired: pairs.is_some(),
+        },
     };
 
     // Which of two adjacent instructions is sampled varies between runs. For total samples, inlined functions need not
@@ -208,13 +212,7 @@ pub fn diff<'a>(a: &Side<'a>, b: &Side<'a>, options: &DiffOptions) -> Diff<'a> {
     let of_rows = if has_all { error * (1.0 - ERROR_OF_ALL) } else { error };
     let rate = ErrorRate::new(of_rows / tested.max(1) as f64);
 
-    let mean = |i: usize, unit: usize| {
-        let amounts = runs[i]
-            .iter()
-            .zip(&counts.of[i])
-            .map(|(run, counts)| run.amount(counts[unit]));
-        amounts.sum::<f64>() / runs[i].len().max(1) as f64
-    };
+    let mean = |i: usize, unit: usize| runs::mean_amount(&runs[i], counts.row(i, unit));
     let mut rows: Vec<(usize, Change<'a>)> = Vec::new();
     for (unit, frame) in units.frames.iter().enumerate().filter(|(unit, _)| shown(*unit)) {
         let interval = is_tested(unit).then(|| {
@@ -273,17 +271,6 @@ pub fn diff<'a>(a: &Side<'a>, b: &Side<'a>, options: &DiffOptions) -> Diff<'a> {
         rows,
         all,
         renamed: units.renamed,
-    }
-}
-
-fn question(runs: &[Vec<RunCounts<'_>>; 2], sides: [&Side<'_>; 2], normalization: Normalization) -> Question {
-    match (normalization, runs.each_ref().map(Vec::len)) {
-        (Normalization::Number, _) => Question::Numbers,
-        (_, [..=1, ..=1]) => Question::Recordings,
-        (_, runs) => Question::Runs {
-            runs,
-            paired: runs::pairs(sides).is_some(),
-        },
     }
 }
 

@@ -199,6 +199,12 @@ impl<'a> RunCounts<'a> {
     }
 }
 
+/// The mean of what these counts, one for each run of a side, amount to in the unit of the normalization.
+pub(super) fn mean_amount(runs: &[RunCounts<'_>], counts: impl Iterator<Item = u64>) -> f64 {
+    let amounts = runs.iter().zip(counts).map(|(run, count)| run.amount(count));
+    amounts.sum::<f64>() / runs.len().max(1) as f64
+}
+
 /// The runs of both sides, with the rows that `rows` has for the functions of their sums, which `sums` has.
 pub(super) fn counted<'a>(
     sides: [&Side<'a>; 2],
