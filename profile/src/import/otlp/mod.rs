@@ -65,12 +65,7 @@ pub fn is(bytes: &[u8]) -> bool {
 /// # Errors
 /// It is malformed, has negative amounts, or exceeds a limit.
 pub fn read(bytes: &[u8]) -> Result<Profile, Damage> {
-    let mut tables = Tables::default();
-    for field in Fields(bytes) {
-        if let (DICTIONARY, dictionary) = field? {
-            tables.add(dictionary.bytes())?;
-        }
-    }
+    let tables = Tables::of(bytes)?;
     let (processes, profiles, version) = heads(bytes, &tables)?;
     let is_own = version.is_some();
     let types = Types::new(&profiles, is_own);

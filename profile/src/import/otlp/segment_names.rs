@@ -3,11 +3,9 @@
 use std::collections::BTreeSet;
 
 use super::segments::attribute;
-use super::small;
 use super::tables::{Tables, number_of};
-use super::{DICTIONARY, heads};
+use super::{heads, small};
 use crate::import::Damage;
-use crate::import::wire::Fields;
 use crate::otlp;
 use crate::otlp::messages::Any;
 
@@ -33,12 +31,7 @@ impl SegmentNames {
     /// # Errors
     /// It is damaged, or exceeds a limit.
     pub fn add(&mut self, message: &[u8]) -> Result<(), Damage> {
-        let mut tables = Tables::default();
-        for field in Fields(message) {
-            if let (DICTIONARY, dictionary) = field? {
-                tables.add(dictionary.bytes())?;
-            }
-        }
+        let tables = Tables::of(message)?;
         let (resources, profiles, _) = heads(message, &tables)?;
         for resource in &resources {
             for (key, name) in &resource.labels {

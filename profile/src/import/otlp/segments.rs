@@ -105,12 +105,7 @@ impl Segments {
     /// # Errors
     /// It is damaged, of a newer version, or exceeds a limit.
     pub fn add(&mut self, message: &[u8]) -> Result<(), Damage> {
-        let mut tables = Tables::default();
-        for field in Fields(message) {
-            if let (super::DICTIONARY, dictionary) = field? {
-                tables.add(dictionary.bytes())?;
-            }
-        }
+        let tables = Tables::of(message)?;
         let (resources, profiles, version) = heads(message, &tables)?;
         let Some(version) = version else {
             return Err(Damage::whole("it is not a segment that nativeprof wrote"));
@@ -158,10 +153,7 @@ impl Segments {
             (true, false) => self.quality_of_selected(&profiles, &resources, &tables)?,
         };
         if is_whole && self.selection.is_of_all() {
-            for (name, number) in counts(&profiles, &tables)? {
-                let sum = self.counts.entry(name).or_default();
-                *sum = sum.saturating_add(number);
-            }
+            self.add_counts(counts(&profiles, &tables)?);
         }
         // Nothing fails from here on.
         let found = reader.found;
@@ -188,11 +180,15 @@ impl Segments {
             self.add_meta(meta, true);
         }
         self.covered = self.covered.saturating_add(other.covered);
-        for (name, number) in other.counts {
+        self.add_counts(other.counts);
+        Ok(())
+    }
+
+    fn add_counts(&mut self, counts: impl IntoIterator<Item = (String, u64)>) {
+        for (name, number) in counts {
             let sum = self.counts.entry(name).or_default();
             *sum = sum.saturating_add(number);
         }
-        Ok(())
     }
 
     /// What all counts of some samples stand for.

@@ -5,6 +5,7 @@ use std::cell::Cell;
 
 use prost::Message;
 
+use super::DICTIONARY;
 use crate::import::Damage;
 use crate::import::frames;
 use crate::import::wire::{Fields, Malformed};
@@ -51,6 +52,20 @@ pub struct Tables<'a> {
 }
 
 impl<'a> Tables<'a> {
+    /// The tables of all dictionaries of a message `ProfilesData`.
+    ///
+    /// # Errors
+    /// The message is malformed.
+    pub fn of(message: &'a [u8]) -> Result<Tables<'a>, Malformed> {
+        let mut tables = Tables::default();
+        for field in Fields(message) {
+            if let (DICTIONARY, dictionary) = field? {
+                tables.add(dictionary.bytes())?;
+            }
+        }
+        Ok(tables)
+    }
+
     /// Adds the tables of a `ProfilesDictionary`.
     pub fn add(&mut self, dictionary: &'a [u8]) -> Result<(), Malformed> {
         for field in Fields(dictionary) {
