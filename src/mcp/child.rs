@@ -28,8 +28,6 @@ const PROGRESS: Duration = Duration::from_secs(1);
 pub struct Watch<'a> {
     /// Set when the request is cancelled.
     pub stop: &'a AtomicBool,
-    /// The command is ended after this time.
-    pub limit: Duration,
     /// Called each second with the time since the start.
     pub progress: &'a dyn Fn(Duration),
 }
@@ -55,11 +53,11 @@ impl Drop for Running {
     }
 }
 
-/// Runs a command of this program in a directory.
+/// Runs a command of this program in a directory; it is ended after the time `limit`.
 ///
 /// # Errors
 /// `Io` if it cannot be started, was cancelled, or took too long.
-pub fn run(words: &[String], directory: &Path, watch: &Watch<'_>) -> Result<Finished> {
+pub fn run(words: &[String], directory: &Path, limit: Duration, watch: &Watch<'_>) -> Result<Finished> {
     let mut command = Command::new("/proc/self/exe");
     command
         .args(words)
@@ -84,12 +82,10 @@ pub fn run(words: &[String], directory: &Path, watch: &Watch<'_>) -> Result<Fini
             return Err(Error::new(ErrorKind::Io, "cancelled").why("the client asked for it, or is gone"));
         }
         let elapsed = start.elapsed();
-        if elapsed > watch.limit {
-            return Err(
-                Error::new(ErrorKind::Io, format!("ended after {} s", watch.limit.as_secs()))
-                    .why("it took too long")
-                    .hint("ask for less: a smaller profile, a shorter recording"),
-            );
+        if elapsed > limit {
+            return Err(Error::new(ErrorKind::Io, format!("ended after {} s", limit.as_secs()))
+                .why("it took too long")
+                .hint("ask for less: a smaller profile, a shorter recording"));
         }
         if elapsed >= next {
             next += PROGRESS;

@@ -259,7 +259,6 @@ fn call(
         };
         let watch = Watch {
             stop: &theirs,
-            limit: Duration::ZERO,
             progress: &progress,
         };
         let done = {

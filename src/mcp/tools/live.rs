@@ -150,11 +150,8 @@ fn run(permission: &Permission, watch: &Watch<'_>, options: &RecordingOptions, w
     let mut unfinished = Unfinished(Some(permission.root().join(&path)));
     let mut ours = words.clone();
     ours.insert(1, "--with-parent".into());
-    let watch = Watch {
-        limit: Duration::from_secs(options.seconds) + MORE,
-        ..*watch
-    };
-    let finished = child::run(&ours, permission.root(), &watch)?;
+    let limit = Duration::from_secs(options.seconds) + MORE;
+    let finished = child::run(&ours, permission.root(), limit, watch)?;
     if fs::symlink_metadata(permission.root().join(&path)).is_err() {
         return Err(finished.error());
     }
@@ -168,7 +165,7 @@ fn run(permission: &Permission, watch: &Watch<'_>, options: &RecordingOptions, w
     let command = data(&command_line(&words));
     let mut answer = report(
         permission,
-        &watch,
+        watch,
         &ReportOptions {
             file: place,
             by: None,

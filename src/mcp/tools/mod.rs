@@ -144,14 +144,7 @@ fn with_rows(properties: Value) -> Value {
 
 /// Runs a command that reads something.
 fn read(words: &[String], permission: &Permission, watch: &Watch<'_>) -> Result<Finished> {
-    child::run(
-        words,
-        permission.root(),
-        &Watch {
-            limit: READING,
-            ..*watch
-        },
-    )
+    child::run(words, permission.root(), READING, watch)
 }
 
 /// The file of a profile, as a word of a command that runs in the root directory.
