@@ -240,10 +240,7 @@ fn call(
             return Ok(());
         }
     };
-    let is_recording = tool.is_recording();
-    if is_recording {
-        shared.is_recording.store(true, Ordering::SeqCst);
-    }
+    let recording = tool.is_recording().then(|| Recording::begin(shared.clone()));
     let stop = Arc::new(AtomicBool::new(false));
     let (theirs, id_of_thread, shared_by_thread) = (stop.clone(), id.clone(), shared.clone());
     let answer_of_thread = move || {
@@ -261,10 +258,9 @@ fn call(
             stop: &theirs,
             progress: &progress,
         };
-        let done = {
-            let _ends = is_recording.then(|| EndOfRecording(&shared.is_recording));
-            work(&shared.permission, &watch)
-        };
+        let done = work(&shared.permission, &watch);
+        // With the answer the client may ask for the next one.
+        drop(recording);
         // A cancelled request has no answer.
         if !theirs.load(Ordering::SeqCst) {
             shared.send(&message::result(&id_of_thread, tool_result(&done, is_stateless)));
@@ -273,9 +269,6 @@ fn call(
     match thread::Builder::new().spawn(answer_of_thread) {
         Ok(thread) => drop(running.insert(id.clone(), Running { stop, thread })),
         Err(e) => {
-            if is_recording {
-                shared.is_recording.store(false, Ordering::SeqCst);
-            }
             let failed = Err(Error::not_started("cannot start a thread", e));
             shared.send(&message::result(id, tool_result(&failed, is_stateless)));
         }
@@ -296,12 +289,19 @@ fn tool_result(done: &Result<Value>, is_stateless: bool) -> Value {
     finished(result, false, is_stateless)
 }
 
-/// The next recording may begin, however the one before has ended.
-struct EndOfRecording<'a>(&'a AtomicBool);
+/// A recording; the next one may begin when this is dropped, however the recording has ended.
+struct Recording(Arc<Shared>);
 
-impl Drop for EndOfRecording<'_> {
+impl Recording {
+    fn begin(shared: Arc<Shared>) -> Recording {
+        shared.is_recording.store(true, Ordering::SeqCst);
+        Recording(shared)
+    }
+}
+
+impl Drop for Recording {
     fn drop(&mut self) {
-        self.0.store(false, Ordering::SeqCst);
+        self.0.is_recording.store(false, Ordering::SeqCst);
     }
 }
 
