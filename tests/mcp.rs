@@ -221,6 +221,8 @@ fn what_is_not_permitted_is_refused_with_what_to_type() {
         ("dump", json!({"pid": other.id()}), "--allow-pid"),
         ("doctor", json!({"pid": other.id()}), "--allow-pid"),
         ("attach", json!({"pid": -1}), "`pid`"),
+        ("attach", json!({}), "it is missing"),
+        ("dump", json!({}), "it is missing"),
         ("record", json!({"command": ["true"]}), "--allow-run"),
         ("record", json!({"command": ["true", "--y"]}), "--allow-run"),
         ("record", json!({"command": []}), "`command`"),

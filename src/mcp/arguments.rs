@@ -3,6 +3,7 @@
 use serde_json::{Map, Value};
 
 use crate::error::{Error, ErrorKind, Result};
+use crate::event::Pid;
 
 use super::answer::data;
 
@@ -27,6 +28,10 @@ fn refused(name: &str, why: impl Into<String>) -> Error {
     Error::new(ErrorKind::Usage, format!("invalid argument `{}`", data(name)))
         .why(why)
         .hint("see the tool's inputSchema")
+}
+
+fn missing(name: &str) -> Error {
+    refused(name, "it is missing")
 }
 
 impl Arguments {
@@ -64,7 +69,7 @@ impl Arguments {
     /// # Errors
     /// `Usage` if it is missing or not one.
     pub fn needed_text(&mut self, name: &str) -> Result<String> {
-        self.text(name)?.ok_or_else(|| refused(name, "it is missing"))
+        self.text(name)?.ok_or_else(|| missing(name))
     }
 
     /// One of these words.
@@ -95,6 +100,22 @@ impl Arguments {
                     .ok_or_else(|| refused(name, format!("a whole number from {least} to {most} is expected")))
             }
         }
+    }
+
+    /// The number of a process, `pid`.
+    ///
+    /// # Errors
+    /// `Usage` if it is something else.
+    pub fn pid(&mut self) -> Result<Option<Pid>> {
+        Ok(self.number("pid", 1, Pid::MAX.into())?.map(|pid| pid as Pid))
+    }
+
+    /// The same where it is needed.
+    ///
+    /// # Errors
+    /// `Usage` if it is missing or something else.
+    pub fn needed_pid(&mut self) -> Result<Pid> {
+        self.pid()?.ok_or_else(|| missing("pid"))
     }
 
     /// Yes or no; no by default.
@@ -169,6 +190,12 @@ mod tests {
         }
         for wrong in [json!(-1), json!(1.5), json!("1"), json!(11)] {
             assert!(of(json!({"a": wrong})).number("a", 0, 10).is_err());
+        }
+        assert_eq!(of(json!({"pid": u32::MAX})).pid().unwrap(), Some(u32::MAX));
+        assert_eq!(of(json!({})).pid().unwrap(), None);
+        assert_eq!(of(json!({})).needed_pid().unwrap_err().why, "it is missing");
+        for wrong in [json!(0), json!(1u64 << 32), json!("1")] {
+            assert!(of(json!({"pid": wrong})).pid().is_err());
         }
         for wrong in [json!([]), json!("a"), json!([1]), json!(vec!["a"; 300])] {
             assert!(of(json!({"a": wrong})).texts("a").is_err());

@@ -57,7 +57,7 @@ pub const ATTACH: Tool = Tool {
     },
     answer: ANSWER,
     run: |arguments, surroundings| {
-        let pid = arguments.number("pid", 1, u32::MAX.into())?.unwrap_or(0) as u32;
+        let pid = arguments.needed_pid()?;
         let options = RecordingOptions::of(arguments)?;
         let process = surroundings.permission.process(pid)?;
         call(surroundings, options, What::Process(process))

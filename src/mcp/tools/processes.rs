@@ -18,7 +18,7 @@ pub const DUMP: Tool = Tool {
         rows: &["name", "state", "stack", "frames"],
     },
     run: |arguments, surroundings| {
-        let pid = arguments.number("pid", 1, u32::MAX.into())?.unwrap_or(0) as u32;
+        let pid = arguments.needed_pid()?;
         let wanted = arguments.wanted()?;
         let process = surroundings.permission.process(pid)?;
         Ok(Box::new(move |permission, watch| {
@@ -101,7 +101,7 @@ pub const DOCTOR: Tool = Tool {
         rows: &["subject", "status", "text", "try"],
     },
     run: |arguments, surroundings| {
-        let pid = arguments.number("pid", 1, u32::MAX.into())?.map(|pid| pid as u32);
+        let pid = arguments.pid()?;
         let wanted = arguments.wanted()?;
         let process = pid.map(|pid| surroundings.permission.process(pid)).transpose()?;
         Ok(Box::new(move |permission, watch| {

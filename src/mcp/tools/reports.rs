@@ -82,35 +82,30 @@ fn pattern(text: &str) -> String {
     format!("(?:{text})")
 }
 
-/// Texts of [`function`].
+/// Texts of [`named`].
 pub const FUNCTION: &[&str] = &["id", "name", "place"];
 
 /// A row of a report.
 fn function(row: &Value, whole: u64) -> Value {
-    let mut out = Map::new();
-    for key in ["id", "name", "place"] {
-        if row.get(key).is_some() {
-            out.insert(key.into(), data_of(row, key).into());
-        }
-    }
+    let mut out = named(row);
     for key in ["self", "total"] {
-        out.insert(key.into(), count(row, key).into());
-        out.insert(format!("{key}_percent"), percent(count(row, key), whole));
+        out[key] = count(row, key).into();
+        out[format!("{key}_percent")] = percent(count(row, key), whole);
     }
     if let Some(interval) = scaled(row.get("self_share_interval"), 100.0) {
-        out.insert("self_percent_interval".into(), interval);
+        out["self_percent_interval"] = interval;
     }
     if row.get("calls").is_some_and(Value::is_u64) {
-        out.insert("calls".into(), count(row, "calls").into());
+        out["calls"] = count(row, "calls").into();
     }
     if row.get("self_with_libraries").is_some() && count(row, "self_with_libraries") != count(row, "self") {
         let amount = count(row, "self_with_libraries");
-        out.insert("self_with_libraries_percent".into(), percent(amount, whole));
+        out["self_with_libraries_percent"] = percent(amount, whole);
     }
     if row.get("hottest_line").is_some_and(Value::is_u64) {
-        out.insert("hottest_line".into(), count(row, "hottest_line").into());
+        out["hottest_line"] = count(row, "hottest_line").into();
     }
-    Value::Object(out)
+    out
 }
 
 pub const CALLERS: Tool = Tool {
@@ -172,7 +167,7 @@ const DIRECTIONS: &[&str] = &["callers", "callees"];
 
 /// Identifier, name and place of a function.
 fn named(row: &Value) -> Value {
-    let known = ["id", "name", "place"].into_iter().filter(|key| row.get(key).is_some());
+    let known = FUNCTION.iter().filter(|key| row.get(**key).is_some());
     Value::Object(known.map(|key| (key.to_string(), data_of(row, key).into())).collect())
 }
 
