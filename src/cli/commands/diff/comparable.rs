@@ -33,22 +33,21 @@ pub fn by_value(inputs: [Vec<Input>; 2], value: Option<&str>, labels: &LabelArgs
     for input in inputs.iter().flatten() {
         check_not_empty(&input.profile, &input.path)?;
     }
-    let first = inputs.iter().flatten().next();
-    for input in inputs.iter().flatten() {
-        if let Some(first) = first {
-            check_same(first, input, value)?;
+    let mut first = None;
+    let mut chosen = [Vec::new(), Vec::new()];
+    for (chosen, side) in chosen.iter_mut().zip(&inputs) {
+        for input in side {
+            let here = chosen_of(input, value)?;
+            check_same([*first.get_or_insert((input, here)), (input, here)], value)?;
+            chosen.push(here);
         }
     }
-    let compared = |input: Input| {
+    let compared = |(input, chosen): (Input, usize)| {
         let Input {
             path,
             profile,
             is_recording,
         } = input;
-        let chosen = match value {
-            Some(value) => value_of(&profile, value, &line(&path.to_string_lossy()))?,
-            None => profile.default_value(),
-        };
         let clock = cpu_clock(&profile, chosen).filter(|_| is_recording);
         let profile = labels::select(profile, labels, &path)?;
         Ok(Compared {
@@ -59,8 +58,17 @@ pub fn by_value(inputs: [Vec<Input>; 2], value: Option<&str>, labels: &LabelArgs
         })
     };
     let [before, after] = inputs;
-    let side = |inputs: Vec<Input>| inputs.into_iter().map(compared).collect::<Result<Vec<_>>>();
-    Ok([side(before)?, side(after)?])
+    let [of_before, of_after] = chosen;
+    let side = |inputs: Vec<Input>, chosen| inputs.into_iter().zip(chosen).map(compared).collect::<Result<Vec<_>>>();
+    Ok([side(before, of_before)?, side(after, of_after)?])
+}
+
+/// The value of a profile that is compared.
+fn chosen_of(input: &Input, value: Option<&str>) -> Result<usize> {
+    match value {
+        Some(value) => value_of(&input.profile, value, &line(&input.path.to_string_lossy())),
+        None => Ok(input.profile.default_value()),
+    }
 }
 
 /// The CPU time that the samples of a recording stand for by the clock of its processes; `chosen` is the value that is compared.
@@ -85,17 +93,11 @@ fn cpu_clock(profile: &Profile, chosen: usize) -> Option<CpuClock> {
 }
 
 /// # Errors
-/// `Data` if the two profiles do not have the same value.
-fn check_same(first: &Input, other: &Input, value: Option<&str>) -> Result<()> {
-    let profiles = [&first.profile, &other.profile];
-    let names = [first, other].map(|input| line(&input.path.to_string_lossy()).into_owned());
-    let mut chosen = profiles.map(Profile::default_value);
-    if let Some(value) = value {
-        for ((chosen, profile), name) in chosen.iter_mut().zip(profiles).zip(&names) {
-            *chosen = value_of(profile, value, name)?;
-        }
-    }
-    let kind = |i: usize| &profiles[i].value_types()[chosen[i]].kind;
+/// `Data` if the values that are compared of the two profiles are not the same.
+fn check_same(inputs: [(&Input, usize); 2], value: Option<&str>) -> Result<()> {
+    let profiles = inputs.map(|(input, _)| &input.profile);
+    let names = inputs.map(|(input, _)| line(&input.path.to_string_lossy()).into_owned());
+    let kind = |i: usize| &profiles[i].value_types()[inputs[i].1].kind;
     match value {
         Some(value) if kind(0) != kind(1) => {
             let what = format!("the two profiles' values `{}` cannot be compared", line(value));
