@@ -1,6 +1,6 @@
 //! A part of the rows of JSON output, and where the next part begins.
 
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 /// Which rows are printed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -79,11 +79,15 @@ impl Page {
 }
 
 impl Shown {
-    /// Adds `total_rows`, `shown` and, where more follow, `next_cursor`.
-    pub fn add_to(self, output: &mut Map<String, Value>) {
-        output.insert("total_rows".into(), self.total.into());
-        output.insert("shown".into(), self.shown.into());
-        output.insert("next_cursor".into(), json!(self.next.map(|next| next.to_string())));
+    /// The object `output` with `total_rows`, `shown`, `next_cursor` (null where no more follow) and, last, the printed rows.
+    pub fn with_rows(self, mut output: Value, key: &str, rows: Value) -> Value {
+        if let Value::Object(output) = &mut output {
+            output.insert("total_rows".into(), self.total.into());
+            output.insert("shown".into(), self.shown.into());
+            output.insert("next_cursor".into(), json!(self.next.map(|next| next.to_string())));
+            output.insert(key.into(), rows);
+        }
+        output
     }
 }
 

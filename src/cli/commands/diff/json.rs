@@ -43,7 +43,7 @@ impl Text<'_> {
         };
         let mut rows = self.rows(filters);
         let shown = self.options.page.page().cut(&mut rows);
-        let mut output = json!({
+        let output = json!({
             "version": JSON_VERSION,
             "before": files[0].join(", "),
             "after": files[1].join(", "),
@@ -65,10 +65,6 @@ impl Text<'_> {
             "all": self.found.all.as_ref().map(value),
             "renamed": self.found.renamed.iter().map(|(old, new)| json!({"before": old, "after": new})).collect::<Vec<_>>(),
         });
-        if let Value::Object(output) = &mut output {
-            shown.add_to(output);
-            output.insert("rows".into(), rows.into_iter().map(row).collect());
-        }
-        output
+        shown.with_rows(output, "rows", rows.into_iter().map(row).collect())
     }
 }

@@ -272,7 +272,7 @@ pub fn json(r: &DumpReport, page: Page) -> Value {
     });
     let mut threads: Vec<&DumpThread> = r.threads.iter().collect();
     let shown = page.cut(&mut threads);
-    let mut value = json!({
+    let value = json!({
         "version": JSON_VERSION,
         "pid": r.pid,
         "namespace_pid": r.inner.unwrap_or(r.pid),
@@ -281,11 +281,7 @@ pub fn json(r: &DumpReport, page: Page) -> Value {
         "max_stop_us": longest.max().map(micros),
         "totals": totals,
     });
-    if let Value::Object(output) = &mut value {
-        shown.add_to(output);
-        output.insert("threads".into(), threads.into_iter().map(thread_json).collect());
-    }
-    value
+    shown.with_rows(value, "threads", threads.into_iter().map(thread_json).collect())
 }
 
 fn micros(ns: u64) -> f64 {

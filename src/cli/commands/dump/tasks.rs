@@ -368,16 +368,12 @@ fn as_json(report: &TaskReport, page: Page) -> Value {
     };
     let mut tasks: Vec<&ShownTask> = report.tasks.iter().collect();
     let shown = page.cut(&mut tasks);
-    let mut value = json!({
+    let value = json!({
         "version": JSON_VERSION,
         "pid": report.pid,
         "command": report.command,
         "python": report.python,
         "incomplete": report.gaps,
     });
-    if let Value::Object(output) = &mut value {
-        shown.add_to(output);
-        output.insert("tasks".into(), tasks.into_iter().map(task).collect());
-    }
-    value
+    shown.with_rows(value, "tasks", tasks.into_iter().map(task).collect())
 }

@@ -135,7 +135,7 @@ pub fn report(options: &ReportCommand) -> Result<()> {
             _ => None,
         };
         let shown = options.page.page().cut_json(&mut rows, inner);
-        let mut value = json!({
+        let value = json!({
             "version": JSON_VERSION,
             "file": options.file.to_string_lossy(),
             "command": profile.meta.command,
@@ -145,11 +145,7 @@ pub fn report(options: &ReportCommand) -> Result<()> {
             "rate": profile.meta.rate,
             "quality": quality(&profile),
         });
-        if let Value::Object(output) = &mut value {
-            shown.add_to(output);
-            output.insert(key.into(), rows);
-        }
-        format!("{value:#}\n")
+        format!("{:#}\n", shown.with_rows(value, key, rows))
     } else {
         format!("{}\n{text}", context.heading())
     };
