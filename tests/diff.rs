@@ -234,27 +234,13 @@ fn calls_are_compared_as_numbers() {
     let before = [file("b1", 5000, 7), file("b2", 5000, 9)];
     let after = [file("a1", 5000, 8), file("a2", 5000, 9)];
     let worse = [file("w1", 5000, 12), file("w2", 5001, 14)];
-    let of = |after: &[String; 2], limit: &'static str| {
-        [
-            "diff",
-            "--before",
-            &before[0],
-            &before[1],
-            "--after",
-            &after[0],
-            &after[1],
-            "--value",
-            "calls",
-            "--all",
-            "--fail-above",
-            limit,
-        ]
-        .map(String::from)
-    };
-    let words = |all: &[String]| all.iter().map(String::as_str).map(str::to_string).collect::<Vec<_>>();
-    let of = |after: &[String; 2], limit, code| {
-        let all = words(&of(after, limit));
-        run(&all.iter().map(String::as_str).collect::<Vec<_>>(), code)
+    let of = |after: &[String; 2], limit: &str, code| {
+        let ([b1, b2], [a1, a2]) = (&before, after);
+        let sides = ["diff", "--before", b1, b2, "--after", a1, a2];
+        run(
+            &[&sides[..], &["--value", "calls", "--all", "--fail-above", limit]].concat(),
+            code,
+        )
     };
     let said = of(&after, "0 calls", 0);
     assert!(said.contains("VARIES") && said.contains("7 to 9; 8 to 9"), "{said}");
