@@ -7,7 +7,7 @@ use std::process::Command;
 
 use serde_json::{Value, json};
 
-use common::{Scratch, nativeprof, viewers};
+use common::{Scratch, nativeprof, viewers, with_capabilities};
 
 mod common;
 
@@ -187,8 +187,7 @@ fn what_the_files_start_works_with_what_they_give() {
             .iter()
             .map(|name| format!(",+{}", name.to_lowercase()))
             .collect();
-        let done = Command::new("setpriv")
-            .args([format!("--bounding-set=-all{set}"), format!("--inh-caps=-all{set}")])
+        let done = with_capabilities(&format!("-all{set}"))
             .args(["--no-new-privs", env!("CARGO_BIN_EXE_nativeprof")])
             .args(arguments)
             .args(["--duration=0.3", "--segment=1s"])

@@ -10,7 +10,7 @@ use std::process::{Command, Output, Stdio};
 
 use common::chance::{assert_likely, repeated};
 use common::recording::Running;
-use common::{Program, Scratch, live, nativeprof, programs};
+use common::{Program, Scratch, live, nativeprof, programs, with_capabilities};
 
 mod common;
 #[path = "history/day.rs"]
@@ -550,9 +550,8 @@ fn python(lines: &str) -> Program {
 }
 
 /// nativeprof with these capabilities: `-all,+bpf`.
-fn with_capabilities(set: &str, words: &[&str]) -> Command {
-    let mut command = Command::new("setpriv");
-    command.args([format!("--bounding-set={set}"), format!("--inh-caps={set}")]);
+fn limited(set: &str, words: &[&str]) -> Command {
+    let mut command = with_capabilities(set);
     command.arg(env!("CARGO_BIN_EXE_nativeprof")).args(words);
     command
 }
@@ -578,7 +577,7 @@ fn doctor_names_each_capability_that_a_host_needs() {
     // All at once: each loads the BPF program.
     let cases: Vec<_> = (NEEDED.into_iter().map(Some).chain([None]))
         .map(|without| {
-            let mut command = with_capabilities(&set(without), &words);
+            let mut command = limited(&set(without), &words);
             (
                 without,
                 command.stdout(Stdio::piped()).spawn().expect("nativeprof starts"),
@@ -616,7 +615,7 @@ fn doctor_names_each_capability_that_a_host_needs() {
     let directory = scratch.path("history");
     for (without, expected) in [("perfmon", "CAP_PERFMON"), ("syslog", "event=limited needs=CAP_SYSLOG")] {
         let words = ["host", "-d", "0.1", "--dir", text(&directory)];
-        let (done, said) = run(with_capabilities(&set(Some(without)), &words));
+        let (done, said) = run(limited(&set(Some(without)), &words));
         assert!(said.contains(expected), "{said}");
         assert_eq!(done.status.success(), without != "perfmon", "{said}");
     }
@@ -625,7 +624,7 @@ fn doctor_names_each_capability_that_a_host_needs() {
 #[test]
 fn the_older_capability_permits_ebpf() {
     let _live = live();
-    let with = |words: &[&str]| with_capabilities("-all,+sys_admin,+sys_ptrace", words);
+    let with = |words: &[&str]| limited("-all,+sys_admin,+sys_ptrace", words);
     let (works, machine, _) = doctor(with(&["doctor", "--json"]));
     assert!(works && machine["eBPF sampling"].0 == "ok", "{machine:?}");
     for mode in ["cpu", "wall"] {

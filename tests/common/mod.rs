@@ -42,27 +42,31 @@ pub fn built() -> PathBuf {
 
 /// What `.ci/install-viewers` installed.
 pub fn viewers(name: &str) -> PathBuf {
-    let path = Path::new(env!("CARGO_TARGET_TMPDIR"))
-        .with_file_name("viewers")
-        .join(name);
+    installed(Path::new("viewers").join(name), ".ci/install-viewers")
+}
+
+/// Python with a client of the Model Context Protocol, which `.ci/install-mcp-clients` installed, and with `jsonschema`.
+pub fn mcp_client(version: &str) -> PathBuf {
+    let path = Path::new("mcp-clients").join(version).join("bin/python");
+    installed(path, ".ci/install-mcp-clients")
+}
+
+/// What a script installed in the target directory, at this path below it.
+fn installed(below: PathBuf, script: &str) -> PathBuf {
+    let path = Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name(below);
     assert!(
         path.exists(),
-        "{} is missing; bring it with\n\n    .ci/install-viewers\n",
+        "{} is missing; bring it with\n\n    {script}\n",
         path.display()
     );
     path
 }
 
-/// Python with a client of the Model Context Protocol, which `.ci/install-mcp-clients` installed, and with `jsonschema`.
-pub fn mcp_client(version: &str) -> PathBuf {
-    let path = Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("mcp-clients");
-    let path = path.join(version).join("bin/python");
-    assert!(
-        path.exists(),
-        "{} is missing; bring it with\n\n    .ci/install-mcp-clients\n",
-        path.display()
-    );
-    path
+/// Starts the program of further arguments with these capabilities: `-all,+bpf`.
+pub fn with_capabilities(set: &str) -> Command {
+    let mut command = Command::new("setpriv");
+    command.args([format!("--bounding-set={set}"), format!("--inh-caps={set}")]);
+    command
 }
 
 /// The text of the profile in a page of ours.
