@@ -21,6 +21,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from host_load import started
+
 SEGMENT = 0.2
 NAME = re.compile(r"(\d{10})-.*-(\d+)\.otlp\.gz")
 
@@ -32,12 +34,7 @@ def contents(directory):
 def start(args, directory, pid, log):
     log.truncate(0)
     command = [args.nativeprof, "host", "--dir", directory, "--pid", str(pid), "-r", "200", "--segment", f"{SEGMENT}s"]
-    host = subprocess.Popen(command, stderr=log)
-    while "event=started" not in Path(log.name).read_text():
-        if host.poll() is not None:
-            sys.exit("nativeprof has ended:\n" + Path(log.name).read_text())
-        time.sleep(0.01)
-    return host
+    return started(command, log)
 
 
 def temporary(directory):

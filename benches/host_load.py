@@ -209,6 +209,16 @@ class Load:
         return {worker.pid: float(worker.stdout.readline() or 0) for worker in self.workers}
 
 
+def started(command, log, **more):
+    """The process of `nativeprof host` once it samples, with its messages in the file `log`. `more`: for `Popen`."""
+    host = subprocess.Popen(command, stderr=log, **more)
+    while "event=started" not in Path(log.name).read_text():
+        if host.poll() is not None:
+            sys.exit("nativeprof has ended:\n" + Path(log.name).read_text())
+        time.sleep(0.01)
+    return host
+
+
 def memory(pids):
     """PSS of processes, bytes."""
     total = 0
@@ -358,11 +368,7 @@ def main():
         load = Load(load_group, directory)
         command = [args.nativeprof, "host", "--dir", str(history), "--cgroup", str(load_group.path), "--segment", f"{segment}s"]
         log = open(directory / "log", "w")
-        host = subprocess.Popen(command + args.host, preexec_fn=own_group.enter, stderr=log)
-        while "event=started" not in (directory / "log").read_text():
-            if host.poll() is not None:
-                sys.exit("nativeprof has ended:\n" + (directory / "log").read_text())
-            time.sleep(0.05)
+        host = started(command + args.host, log, preexec_fn=own_group.enter)
         load.begin()
         load_before, own_before, began = load_group.cpu(), own_group.cpu(), time.monotonic()
         warm = None

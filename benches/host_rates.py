@@ -23,7 +23,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from host_load import Cgroup, History
+from host_load import Cgroup, History, started
 
 FUNCTIONS = 8
 PROGRAM = "\n".join(
@@ -82,11 +82,7 @@ def main():
             hosts = []
             for history, log, more in zip(histories, logs, ([], ["--max-cpu", args.max_cpu])):
                 command = [args.nativeprof, "host", "--dir", history, "--cgroup", group.path, "--segment", f"{args.seconds / 20}s"]
-                hosts.append(subprocess.Popen(command + more, stderr=log))
-                while "event=started" not in Path(log.name).read_text():
-                    if hosts[-1].poll() is not None:
-                        sys.exit(Path(log.name).read_text())
-                    time.sleep(0.02)
+                hosts.append(started(command + more, log))
             used, began = group.cpu(), time.monotonic()
             time.sleep(args.seconds)
             used, elapsed = group.cpu() - used, time.monotonic() - began
