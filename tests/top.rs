@@ -10,6 +10,8 @@ use common::chance::{assert_likely, repeated};
 use common::{Program, Scratch, live, nativeprof, newest_python};
 
 mod common;
+#[path = "history/day.rs"]
+mod day;
 
 /// A separate terminal.
 struct Terminal {
@@ -193,6 +195,54 @@ fn tasks() {
     terminal.wait("tasks", |s| s.contains("[task: alpha]") && s.contains("[task: parent]"));
     terminal.keys(&["q"]);
     terminal.wait("the end", |s| s.contains("CODE 0"));
+}
+
+/// The newest minutes of a history, while segments are added.
+#[test]
+fn a_history() {
+    let scratch = Scratch::new();
+    let directory = scratch.path("history");
+    let host = day::Host {
+        processes: 8,
+        services: 2,
+        samples: 400,
+    };
+    day::write(&directory, host, 12, |_| 20);
+    let words = format!("{} --service service-1", directory.display());
+    let terminal = Terminal::start(&words);
+    let shown = |s: &str| s.contains("last 10 min") && s.contains("Class1.function_1") && !s.contains("service-0");
+    let facts = |screen: &str| screen.lines().nth(2).unwrap_or_default().to_string();
+    let first = facts(&terminal.wait("functions of ten minutes", shown));
+    // The same selection of another time: more samples, also of a segment that comes while it is shown.
+    terminal.keys(&["+"]);
+    let second = terminal.wait("half an hour", |s| s.contains("last 30 min"));
+    assert_ne!(first, facts(&second));
+    day::write(&directory, host, 1, |_| 20);
+    terminal.wait("another segment", |s| {
+        s.contains("last 30 min") && facts(s) != facts(&second)
+    });
+    terminal.keys(&["3"]);
+    terminal.wait("no threads", |s| s.contains("a history has none"));
+    terminal.keys(&["q"]);
+    let left = terminal.wait("the end", |s| s.contains("CODE 0"));
+    assert!(left.contains("10 segments from"), "{left}");
+
+    for (words, code, why) in [
+        (
+            "1 --service x",
+            2,
+            "only the directory of a host's history has services",
+        ),
+        ("1 --pid 2", 2, "two processes were given"),
+        (words.as_str(), 2, "report "),
+    ] {
+        let done = nativeprof(&["top"]).args(words.split(' ')).output().expect("it runs");
+        let said = String::from_utf8_lossy(&done.stderr);
+        assert!(
+            done.status.code() == Some(code) && said.contains(why),
+            "{words}: {said}"
+        );
+    }
 }
 
 #[test]

@@ -83,6 +83,28 @@ pub fn profiles(
     Ok(profiles)
 }
 
+/// The newest part of a history.
+pub struct Newest {
+    /// What could be read of it; no samples where none are selected.
+    pub profile: Profile,
+    /// When it ends, ns since the Unix epoch.
+    pub end: u64,
+}
+
+/// The selected part of the history in a directory. Nothing is printed, and segments that cannot be read are left out. The
+/// privileges are those that the directory is read with; they are not used for anything else.
+///
+/// # Errors
+/// As [`profiles`].
+pub fn newest_part(path: &Path, range: TimeRangeArgs, selected: &HistoryArgs) -> Result<Newest> {
+    let history = History::open(path, range, selected, 0)?;
+    let end = history.to;
+    let read = || sum(history.parts, &history.selection).map(|sum| sum.segments.finish());
+    let profile = credentials::with_only(Caps::NONE, read);
+    let profile = profile.map_err(|e| Error::io("cannot drop privileges that are not needed", e))??;
+    Ok(Newest { profile, end })
+}
+
 /// The selected part of a history, which is being read.
 struct History {
     directory: Directory,
@@ -120,7 +142,6 @@ impl History {
     fn open(path: &Path, range: TimeRangeArgs, selected: &HistoryArgs, earlier: u64) -> Result<History> {
         let directory = Directory::open(path)?;
         let (from, to) = times(&directory, range, selected.last)?;
-        report_foreign(&directory);
         let (from, shown_to) = (from.saturating_sub(earlier), to.saturating_sub(earlier));
         // Names are in ms: the last segment may be a little longer.
         let to = if range.to.is_none() && earlier == 0 {
@@ -141,9 +162,9 @@ impl History {
             selection: Selection {
                 from,
                 to,
-                container: selected.container.clone(),
-                service: selected.service.clone(),
-                comm: selected.comm.clone(),
+                container: selected.processes.container.clone(),
+                service: selected.processes.service.clone(),
+                comm: selected.processes.comm.clone(),
                 pid: selected.pid,
             },
             parts: read_ahead(&directory, names.clone())?,
@@ -154,6 +175,7 @@ impl History {
 
     /// The sum of the segments.
     fn profile(self) -> Result<Profile> {
+        report_foreign(&self.directory);
         let Sum {
             segments,
             received,

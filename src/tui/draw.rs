@@ -38,7 +38,7 @@ const HELP: &[(&str, &str)] = &[
     ("Esc", "back; then clear filter and thread"),
     ("s", "sort by self, total, name"),
     ("/", "filter by a regular expression"),
-    ("+ -", "more or fewer seconds"),
+    ("+ -", "a longer or shorter time"),
     ("f  Space", "freeze / resume"),
     ("a", "all threads"),
     ("i", "the interpreter's own frames, or not"),
@@ -56,6 +56,7 @@ const HELP: &[(&str, &str)] = &[
 const KEYS: usize = 16;
 const HELP_WIDTH: u16 = 76;
 
+const NO_THREADS: &str = " no samples of single threads in this time; a history has none";
 const NO_WAITS: &str = " no waits in this time; `nativeprof top --mode wall` samples them";
 
 const NO_LAGS: &str = " nothing blocked an event loop for long; `nativeprof top --lag 50ms` watches them";
@@ -79,6 +80,7 @@ pub fn draw(screen: &mut Screen<'_>, app: &mut App) {
     let none = match app.page {
         Page::Waits => NO_WAITS,
         Page::Lags => NO_LAGS,
+        Page::Threads if app.profile().timeline.is_empty() => NO_THREADS,
         _ => "",
     };
     if !none.is_empty() && app.rows.is_empty() && body.height > 1 {
@@ -142,6 +144,15 @@ fn span(p: &Profile, seconds: u64) -> f64 {
     (seconds as f64).min(p.meta.duration).max(0.1)
 }
 
+/// A length of time: 30 s, 10 min, 6 h.
+fn length(seconds: u64) -> String {
+    match seconds {
+        3600.. if seconds.is_multiple_of(3600) => format!("{} h", seconds / 3600),
+        61.. if seconds.is_multiple_of(60) => format!("{} min", seconds / 60),
+        _ => format!("{seconds} s"),
+    }
+}
+
 fn facts(app: &App) -> Vec<Line<'static>> {
     let p = app.profile();
     let (m, q) = (&p.meta, &p.meta.quality);
@@ -153,7 +164,11 @@ fn facts(app: &App) -> Vec<Line<'static>> {
         }
         _ => format!("{:.0} samples/s", samples as f64 / seconds),
     };
-    let mut first = vec![format!("nativeprof {}", m.pid).bold()];
+    let mut first = vec![match m.pid {
+        // Of many processes.
+        0 => "nativeprof".bold(),
+        pid => format!("nativeprof {pid}").bold(),
+    }];
     if app.ended {
         first.push("  [ended]".red());
     }
@@ -170,13 +185,13 @@ fn facts(app: &App) -> Vec<Line<'static>> {
         );
     }
     // With other modes than CPU time most samples are of threads that wait.
-    let cores = match p.find_value("cpu").filter(|_| p.find_value("off_cpu").is_some()) {
+    let cores = match p.find_value("cpu") {
         Some(cpu) => p.amounts(cpu).first().map_or(0.0, |ns| *ns as f64 / 1e9 / seconds),
         None => samples as f64 / seconds / m.rate.max(1) as f64,
     };
     let third = format!(
-        "last {} s: {all}, CPU {:.0} %   exact {}, repaired {}, partial {}, lost {}",
-        app.seconds,
+        "last {}: {all}, CPU {:.0} %   exact {}, repaired {}, partial {}, lost {}",
+        length(app.seconds),
         100.0 * cores,
         percent(q.exact, q.taken),
         q.repaired,

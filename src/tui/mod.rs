@@ -1,4 +1,4 @@
-//! `top`: the last seconds of a process on a terminal.
+//! `top`: the last seconds of a process, or minutes of a history, on a terminal.
 //!
 //! Independent of processes and backends: samples come through [`SampleFeed`]. `rows` makes tables of a profile, `app`
 //! has the state and handles keys, `draw` draws.
@@ -23,8 +23,31 @@ mod rows;
 use crate::profile::views::ViewOptions;
 use app::{Action, App};
 
+/// Choices for the length of time that is shown.
+#[derive(Clone, Copy, Debug)]
+pub struct Windows {
+    /// Ascending, s; at least one.
+    pub seconds: &'static [u64],
+    /// The one at the start, s.
+    pub first: u64,
+}
+
+impl Default for Windows {
+    fn default() -> Windows {
+        Windows {
+            seconds: &[1, 2, 5, 10, 30, 60],
+            first: 5,
+        }
+    }
+}
+
 /// Where the samples come from.
 pub trait SampleFeed {
+    /// The lengths of time that can be shown.
+    fn windows(&self) -> Windows {
+        Windows::default()
+    }
+
     /// Processes available samples, waiting at most `wait`. False once the process has exited.
     ///
     /// # Errors
@@ -90,7 +113,7 @@ pub fn run(feed: &mut dyn SampleFeed, view: ViewOptions) -> Result<()> {
     let mut terminal = ratatui::try_init().map_err(failed)?; // also restores it on a panic
     let _restored = TerminalGuard;
     let events = read_events()?;
-    let mut app = App::new(view);
+    let mut app = App::new(view, feed.windows());
     let (mut alive, mut refreshed) = (true, None::<Instant>);
     // The time that the screen shows while it is frozen.
     let mut still = None;

@@ -18,8 +18,8 @@ pub use host::{Host, HostFilterArgs, LogFormatArg};
 pub use mcp::McpCommand;
 pub use push::{CredentialArgs, PushCommand};
 pub use shared::{
-    Browse, DebuginfodArg, FrameArgs, HistoryArgs, LabelArgs, PageArgs, ProcessRef, Sampling, SymbolArgs, TargetArg,
-    TaskArgs, TimePoint, TimeRangeArgs, ViewArgs,
+    Browse, DebuginfodArg, FrameArgs, HistoryArgs, HistoryProcesses, LabelArgs, PageArgs, ProcessRef, Sampling,
+    SymbolArgs, TargetArg, TaskArgs, TimePoint, TimeRangeArgs, ViewArgs,
 };
 use shared::{formats, rate, seconds, values, wait_kinds};
 
@@ -183,15 +183,17 @@ pub struct Dump {
 
 #[derive(Debug, Args)]
 pub struct Top {
-    /// PID of the process, or the name of its program or script if it is unique
-    #[arg(value_name = "PID|NAME", required_unless_present_any = ["pid", "command"])]
+    /// PID of the process, the name of its program or script if it is unique, or the directory of a host's history
+    #[arg(value_name = "PID|NAME|DIR", required_unless_present_any = ["pid", "command"])]
     pub process: Option<ProcessRef>,
-    /// Alternative to the positional PID
-    #[arg(short, long, value_name = "PID", value_parser = pid, conflicts_with = "process")]
+    /// Alternative to the positional PID; of a history: only this process
+    #[arg(short, long, value_name = "PID", value_parser = pid)]
     pub pid: Option<u32>,
     /// Command to run and sample, with its arguments, instead of a running process; its output is not shown
     #[arg(value_name = "COMMAND", last = true, conflicts_with_all = ["process", "pid"])]
     pub command: Vec<String>,
+    #[command(flatten)]
+    pub of_history: HistoryProcesses,
     /// Samples per second of CPU time, per thread
     #[arg(short, long, value_name = "HZ", default_value_t = 99, value_parser = rate)]
     pub rate: u64,

@@ -354,6 +354,16 @@ pub struct HistoryArgs {
     /// Of a history: only the last 10m, 1h, 30s that it has (or before --to)
     #[arg(long, value_name = "TIME", value_parser = duration, conflicts_with = "from")]
     pub last: Option<u64>,
+    #[command(flatten)]
+    pub processes: HistoryProcesses,
+    /// Of a history: only this process
+    #[arg(long, value_name = "PID", value_parser = pid)]
+    pub pid: Option<u32>,
+}
+
+/// Which processes of a history to read.
+#[derive(Clone, Debug, Default, Args)]
+pub struct HistoryProcesses {
     /// Of a history: only containers of this name, or whose ID begins with this
     #[arg(long, value_name = "NAME|ID")]
     pub container: Option<String>,
@@ -363,22 +373,25 @@ pub struct HistoryArgs {
     /// Of a history: only processes of this program
     #[arg(long, value_name = "NAME")]
     pub comm: Option<String>,
-    /// Of a history: only this process
-    #[arg(long, value_name = "PID", value_parser = pid)]
-    pub pid: Option<u32>,
+}
+
+impl HistoryProcesses {
+    /// The first option that was given.
+    pub fn first_used(&self) -> Option<&'static str> {
+        let options = [
+            ("--container", self.container.is_some()),
+            ("--service", self.service.is_some()),
+            ("--comm", self.comm.is_some()),
+        ];
+        options.iter().find(|(_, is_used)| *is_used).map(|(option, _)| *option)
+    }
 }
 
 impl HistoryArgs {
     /// The first option that was given.
     pub fn first_used(&self) -> Option<&'static str> {
-        let options = [
-            ("--last", self.last.is_some()),
-            ("--container", self.container.is_some()),
-            ("--service", self.service.is_some()),
-            ("--comm", self.comm.is_some()),
-            ("--pid", self.pid.is_some()),
-        ];
-        options.iter().find(|(_, is_used)| *is_used).map(|(option, _)| *option)
+        let last = self.last.map(|_| "--last");
+        last.or(self.processes.first_used()).or(self.pid.map(|_| "--pid"))
     }
 }
 

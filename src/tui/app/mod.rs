@@ -4,6 +4,7 @@ use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
 use ratatui::widgets::TableState;
 use regex_lite::{Regex, RegexBuilder};
 
+use super::Windows;
 use super::rows::{self, RowTarget, TopOrder, TopRow};
 use crate::event::Tid;
 use crate::export::select;
@@ -13,8 +14,6 @@ use crate::profile::values::ValueType;
 use crate::profile::views::ViewOptions;
 use crate::profile::waits::{self, WaitSite};
 
-/// Choices for the length of the window, in seconds.
-const WINDOWS: &[u64] = &[1, 2, 5, 10, 30, 60];
 /// Letters of an input.
 const MAX_INPUT: usize = 500;
 /// Maximum size of a compiled filter, in bytes.
@@ -67,6 +66,7 @@ pub struct App {
     /// Pages that Esc leads back to.
     back: Vec<Page>,
     pub sort: TopOrder,
+    windows: Windows,
     pub seconds: u64,
     pub frozen: bool,
     pub ended: bool,
@@ -99,7 +99,8 @@ impl Default for App {
             page: Page::Functions,
             back: Vec::new(),
             sort: TopOrder::SelfCount,
-            seconds: 5,
+            windows: Windows::default(),
+            seconds: Windows::default().first,
             frozen: false,
             ended: false,
             help: false,
@@ -123,8 +124,13 @@ impl Default for App {
 
 impl App {
     /// With nothing to show yet.
-    pub fn new(view: ViewOptions) -> App {
-        App { view, ..App::default() }
+    pub fn new(view: ViewOptions, windows: Windows) -> App {
+        App {
+            view,
+            windows,
+            seconds: windows.first,
+            ..App::default()
+        }
     }
 
     /// All that was sampled, whatever of it is shown.
@@ -314,8 +320,10 @@ impl App {
     }
 
     fn widen(&mut self, by: isize) -> Action {
-        let at = WINDOWS.iter().position(|w| *w == self.seconds).unwrap_or(0);
-        self.seconds = WINDOWS[at.saturating_add_signed(by).min(WINDOWS.len() - 1)];
+        let windows = self.windows.seconds;
+        let at = windows.iter().position(|w| *w == self.seconds).unwrap_or(0);
+        let at = at.saturating_add_signed(by).min(windows.len().saturating_sub(1));
+        self.seconds = windows.get(at).copied().unwrap_or(self.seconds);
         Action::Refresh
     }
 

@@ -1,4 +1,4 @@
-//! `top`: shows the hottest functions of a process, live.
+//! `top`: shows the hottest functions of a process, live, or of a host's history.
 
 use std::io::{self, IsTerminal};
 use std::path::Path;
@@ -18,6 +18,8 @@ use crate::profile::summary;
 use crate::session::Grouping;
 use crate::tui;
 
+mod history;
+
 /// Age from which samples are forgotten, s.
 const MAX_AGE: u64 = 60;
 
@@ -26,15 +28,32 @@ const MAX_AGE: u64 = 60;
 /// # Errors
 /// As `record`; `Usage` if the output is not a terminal.
 pub fn top(options: &Top) -> Result<()> {
+    let directory = match &options.process {
+        Some(ProcessRef::Name(name)) => Some(Path::new(name)).filter(|path| path.is_dir()),
+        _ => None,
+    };
+    if directory.is_none() {
+        if options.pid.is_some() && options.process.is_some() {
+            return Err(Error::new(ErrorKind::Usage, "two processes were given")
+                .why("--pid is an alternative to PID or NAME")
+                .hint("nativeprof top PID, or for a process of a history: nativeprof top DIR --pid PID"));
+        }
+        history::not_a_history(options)?;
+    }
     let named = options.pid.map(ProcessRef::Pid).or(options.process.clone());
+    let named = named.filter(|_| directory.is_none());
     let attached = named.map(|named| discover::find(&named)).transpose()?;
     if !io::stdout().is_terminal() || !io::stdin().is_terminal() {
         return Err(Error::new(ErrorKind::Usage, "`top` needs a terminal")
             .why("its input or output is a file or a pipe")
-            .hint(match attached {
-                Some(pid) => format!("nativeprof record --pid {pid} -d 10 -o out.html"),
-                None => format!("nativeprof record -o out.html -- {}", options.command.join(" ")),
+            .hint(match (attached, directory) {
+                (Some(pid), _) => format!("nativeprof record --pid {pid} -d 10 -o out.html"),
+                (None, Some(directory)) => format!("nativeprof report {} --last 10m", directory.display()),
+                (None, None) => format!("nativeprof record -o out.html -- {}", options.command.join(" ")),
             }));
+    }
+    if let Some(directory) = directory {
+        return history::top(directory, options);
     }
     check_rate(options.rate)?;
     options.sampling.check()?;
@@ -95,20 +114,27 @@ impl tui::SampleFeed for TopFeed {
     }
 
     fn save(&mut self, profile: &Profile, path: &str) -> Result<String> {
-        if path == "-" {
-            return Err(Error::new(ErrorKind::Usage, "`-` cannot be saved to")
-                .why("standard output is the terminal that `top` uses")
-                .hint("type a file name, such as out.html"));
-        }
-        let output = Output::new(Some(Path::new(path)), None, "nativeprof-top")?;
         let mut profile = profile.clone();
         profile.meta.quality = quality_of_shown(&profile);
         profile.meta.lags.retain(|lag| lag.start >= self.since);
         for lag in &mut profile.meta.lags {
             lag.time = lag.start.saturating_sub(self.since);
         }
-        output.write(&profile)
+        save(&profile, path)
     }
+}
+
+/// Writes what is shown; returns a text with the path.
+///
+/// # Errors
+/// `Usage` for standard output; those of [`Output`].
+fn save(profile: &Profile, path: &str) -> Result<String> {
+    if path == "-" {
+        return Err(Error::new(ErrorKind::Usage, "`-` cannot be saved to")
+            .why("standard output is the terminal that `top` uses")
+            .hint("type a file name, such as out.html"));
+    }
+    Output::new(Some(Path::new(path)), None, "nativeprof-top")?.write(profile)
 }
 
 /// Quality of the samples in the profile, where its `meta` has that of all samples since the start. Which stacks were
