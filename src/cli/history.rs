@@ -89,20 +89,26 @@ pub struct Newest {
     pub profile: Profile,
     /// When it ends, ns since the Unix epoch.
     pub end: u64,
+    /// Its segments that are not in it, because they could not be read.
+    pub skipped: u64,
 }
 
 /// The selected part of the history in a directory. Nothing is printed, and segments that cannot be read are left out. The
-/// privileges are those that the directory is read with; they are not used for anything else.
+/// privileges are those that the directory is read with; nothing is parsed with them.
 ///
 /// # Errors
 /// As [`profiles`].
 pub fn newest_part(path: &Path, range: TimeRangeArgs, selected: &HistoryArgs) -> Result<Newest> {
     let history = History::open(path, range, selected, 0)?;
-    let end = history.to;
-    let read = || sum(history.parts, &history.selection).map(|sum| sum.segments.finish());
-    let profile = credentials::with_only(Caps::NONE, read);
-    let profile = profile.map_err(|e| Error::io("cannot drop privileges that are not needed", e))??;
-    Ok(Newest { profile, end })
+    let (end, all) = (history.to, history.segments.len());
+    let read = || sum(history.parts, &history.selection);
+    let sum = credentials::with_only(Caps::NONE, read);
+    let sum = sum.map_err(|e| Error::io("cannot drop privileges that are not needed", e))??;
+    Ok(Newest {
+        end,
+        skipped: (all + sum.skipped.len()).saturating_sub(sum.received) as u64,
+        profile: sum.segments.finish(),
+    })
 }
 
 /// The selected part of a history, which is being read.

@@ -12,6 +12,7 @@ use crate::event::Tid;
 use crate::privileges::credentials::{Cap, Caps};
 use crate::privileges::phases;
 use crate::profile::model::Profile;
+use crate::profile::summary;
 use crate::tui::{self, Windows};
 
 /// Choices for the part that is shown, s: a segment is usually a minute.
@@ -80,7 +81,14 @@ impl HistoryFeed {
         }
         self.selected.last = Some(seconds * 1_000_000_000);
         let mut newest = history::newest_part(&self.directory, range, &self.selected)?;
-        newest.profile.meta.command = self.directory.to_string_lossy().into_owned();
+        let directory = self.directory.display();
+        newest.profile.meta.command = match newest.skipped {
+            0 => directory.to_string(),
+            skipped => format!(
+                "{directory}, {} could not be read",
+                summary::counted(skipped, "segments")
+            ),
+        };
         self.shown = Some(Shown {
             seconds,
             until,
