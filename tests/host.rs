@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use nativeprof::capture::ebpf::EbpfBackend;
 use nativeprof::capture::{EventKind, HostFilter, Mode, OffCpuOptions, SamplingOptions};
+use nativeprof::history::name::SegmentName;
 use nativeprof::profile::import::{Segments, Selection};
 use nativeprof::profile::measure::{Clock, Measure};
 use nativeprof::session::{Recording as HostRecording, SessionOptions};

@@ -76,6 +76,13 @@ pub fn named_locks() -> [PathBuf; 2] {
     })
 }
 
+/// The library that steps the time of day, to be preloaded.
+pub fn stepped_clock() -> PathBuf {
+    let out = built().join("stepped_clock.so");
+    compile(&sources().join("stepped_clock.c"), &out, &["-fPIC", "-shared"]);
+    out
+}
+
 /// The C program without Python.
 pub fn native(args: &[&str]) -> Command {
     let exe = built().join("native");

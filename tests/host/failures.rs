@@ -235,3 +235,47 @@ fn hostile_processes_do_not_end_a_recording() {
     assert!(entries("processes") < 40 && entries("threads") < 500, "{metrics}");
     assert!(entries("files_not_opened") > 150, "{metrics}");
 }
+
+/// The time of day steps by an hour, forward and back: segments keep their length, and their order.
+#[test]
+fn segments_follow_no_clock() {
+    let _live = live();
+    let scratch = Scratch::new();
+    let (directory, step) = (scratch.path("history"), scratch.path("step"));
+    let mut busy = program();
+    let mut command = nativeprof(&["host", "--segment", "0.3s", "-r", "200", "--dir"]);
+    command.arg(&directory).args(["--pid", &busy.pid().to_string()]);
+    command
+        .env("LD_PRELOAD", programs::stepped_clock())
+        .env("STEP_FILE", &step);
+    let mut running = Running::start_until(command, "event=started");
+    for (seconds, next) in [
+        ("0", "file=0000000002-"),
+        ("3600", "file=0000000004-"),
+        ("-3600", "file=0000000006-"),
+    ] {
+        // As a whole, since it may be read at any time.
+        let written = scratch.path("next step");
+        fs::write(&written, seconds).expect("a file");
+        fs::rename(&written, &step).expect("renamed");
+        running.read_until(next);
+    }
+    let log = stop(running);
+    busy.finish();
+    let names: Vec<SegmentName> = segments(&directory)
+        .iter()
+        .filter_map(|(path, _)| SegmentName::parse(&path.file_name()?.to_string_lossy()))
+        .collect();
+    let hours: Vec<i64> = names
+        .windows(2)
+        .map(|pair| pair[1].start as i64 - pair[0].end() as i64)
+        .map(|gap| (gap as f64 / 3_600_000.0).round() as i64)
+        .collect();
+    let steps: Vec<i64> = hours.into_iter().filter(|hours| *hours != 0).collect();
+    assert_eq!(steps, [1, -2], "{names:?}\n{log}");
+    assert!(names.iter().all(|name| name.duration < 60_000), "{names:?}");
+    // All of it, whatever the times are.
+    let quality = exported(&scratch, &directory, &[]).profile.meta.quality;
+    let sampled = |line: &str| line.split(" samples=").nth(1)?.split(' ').next()?.parse::<u64>().ok();
+    assert_eq!(quality.taken, log.lines().filter_map(sampled).sum::<u64>(), "{log}");
+}
