@@ -6,7 +6,7 @@
 //!
 //! Requests come from a model, which may do what a text has told it that it read elsewhere. So what is permitted is decided
 //! when the server is started ([`permission`]), answers are small, and text from programs and files is escaped and marked
-//! ([`answer`]). Each request runs a command of this program (`child`).
+//! ([`answer`]). Each request runs a command of this program ([`process::rerun`](crate::process::rerun)).
 
 use std::collections::BTreeMap;
 use std::io::{self, BufRead, Write};
@@ -18,15 +18,14 @@ use std::time::Duration;
 use serde_json::{Map, Value, json};
 
 use crate::error::{Error, ErrorKind, Result};
+use crate::process::rerun::Watch;
 
 pub mod answer;
 mod arguments;
-mod child;
 pub mod message;
 pub mod permission;
 mod tools;
 
-use child::Watch;
 use message::{Message, RequestId};
 use permission::Permission;
 use tools::{Surroundings, Tool};
@@ -255,7 +254,7 @@ fn call(
             }
         };
         let watch = Watch {
-            stop: &theirs,
+            is_stopped: &|| theirs.load(Ordering::SeqCst),
             progress: &progress,
         };
         let done = work(&shared.permission, &watch);

@@ -20,6 +20,7 @@ pub mod launch;
 pub mod maps;
 pub mod memory;
 pub mod modules;
+pub mod rerun;
 pub mod root;
 pub mod snapshot;
 pub mod system;

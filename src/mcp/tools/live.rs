@@ -14,8 +14,8 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::mcp::ENDED_WITH_RECORDING;
 use crate::mcp::answer::data;
 use crate::mcp::arguments::{Arguments, Wanted};
-use crate::mcp::child::{self, Watch};
 use crate::mcp::permission::{Permission, ProcessId};
+use crate::process::rerun::{self, Watch};
 
 /// Length of a recording, s.
 const DEFAULT_SECONDS: u64 = 30;
@@ -151,7 +151,7 @@ fn run(permission: &Permission, watch: &Watch<'_>, options: &RecordingOptions, w
     let mut ours = words.clone();
     ours.insert(1, "--with-parent".into());
     let limit = Duration::from_secs(options.seconds) + MORE;
-    let finished = child::run(&ours, permission.root(), limit, watch)?;
+    let finished = rerun::run(&ours, permission.root(), limit, watch)?;
     if fs::symlink_metadata(permission.root().join(&path)).is_err() {
         return Err(finished.error());
     }

@@ -8,9 +8,9 @@ use serde_json::{Map, Value, json};
 
 use super::answer::{data, rounded};
 use super::arguments::{Arguments, Wanted};
-use super::child::{self, Finished, Watch};
 use super::permission::Permission;
 use crate::error::Result;
+use crate::process::rerun::{self, Finished, Watch};
 
 mod live;
 mod processes;
@@ -144,7 +144,7 @@ fn with_rows(properties: Value) -> Value {
 
 /// Runs a command that reads something.
 fn read(words: &[String], permission: &Permission, watch: &Watch<'_>) -> Result<Finished> {
-    child::run(words, permission.root(), READING, watch)
+    rerun::run(words, permission.root(), READING, watch)
 }
 
 /// The file of a profile, as a word of a command that runs in the root directory.

@@ -6,8 +6,8 @@ use super::{AnswerText, Tool, about, command_line, count, file, page, read, rows
 use crate::error::Result;
 use crate::mcp::answer::{self, Rows, data, data_of, percent, rounded};
 use crate::mcp::arguments::Wanted;
-use crate::mcp::child::Watch;
 use crate::mcp::permission::Permission;
+use crate::process::rerun::Watch;
 
 /// Functions of which callers are listed at once, and files of which lines are.
 const GROUPS: usize = 5;

@@ -1,11 +1,10 @@
 //! Runs this program again, as a command that prints JSON or records. Commands give up privileges for good before they read
-//! what is not trusted, which a server that goes on to the next request cannot; and a process can be ended at any time.
+//! what is not trusted, which a program that goes on to the next one cannot; and a process can be ended at any time.
 
 use std::io::Read;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -19,15 +18,15 @@ use crate::sys::process::ExitWatch;
 const MAX_OUTPUT: u64 = 64 << 20;
 /// Bytes of messages that are read, at most.
 const MAX_MESSAGES: u64 = 1 << 16;
-/// How often it is checked whether a request was cancelled.
+/// How often it is checked whether the command is still wanted.
 const POLL: Duration = Duration::from_millis(20);
 /// Between two reports of progress.
 const PROGRESS: Duration = Duration::from_secs(1);
 
 /// How a command is watched.
 pub struct Watch<'a> {
-    /// Set when the request is cancelled.
-    pub stop: &'a AtomicBool,
+    /// Whether the command is no longer wanted.
+    pub is_stopped: &'a dyn Fn() -> bool,
     /// Called each second with the time since the start.
     pub progress: &'a dyn Fn(Duration),
 }
@@ -53,22 +52,36 @@ impl Drop for Running {
     }
 }
 
+/// This program with these words; its standard streams are for the caller to choose.
+pub fn command(words: &[String]) -> Command {
+    let mut command = Command::new("/proc/self/exe");
+    command.args(words).env("NO_COLOR", "1");
+    command
+}
+
 /// Runs a command of this program in a directory; it is ended after the time `limit`.
 ///
 /// # Errors
 /// `Io` if it cannot be started, was cancelled, or took too long.
 pub fn run(words: &[String], directory: &Path, limit: Duration, watch: &Watch<'_>) -> Result<Finished> {
-    let mut command = Command::new("/proc/self/exe");
+    let mut command = command(words);
     command
-        .args(words)
         .current_dir(directory)
-        .env("NO_COLOR", "1")
         // While the other end is open, a recording goes on.
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .process_group(0);
+        .stderr(Stdio::piped());
+    wait_for(&mut command, limit, Duration::ZERO, watch)
+}
+
+/// Runs a command in a process group of its own; what it prints to pipes is read. It is ended after the time `limit`. One that is no
+/// longer wanted has its input closed, and the time `grace` to end.
+///
+/// # Errors
+/// `Io` if it cannot be started, was cancelled, or took too long.
+pub fn wait_for(command: &mut Command, limit: Duration, grace: Duration, watch: &Watch<'_>) -> Result<Finished> {
     let child = command
+        .process_group(0)
         .spawn()
         .map_err(|e| Error::not_started("cannot start nativeprof", e))?;
     let mut running = Running(child);
@@ -78,7 +91,12 @@ pub fn run(words: &[String], directory: &Path, limit: Duration, watch: &Watch<'_
     let mut next = PROGRESS;
     let exit = ExitWatch::new(running.0.id());
     while !exit.has_exited() {
-        if watch.stop.load(Ordering::SeqCst) {
+        if (watch.is_stopped)() {
+            drop(running.0.stdin.take());
+            let end = Instant::now() + grace;
+            while !exit.has_exited() && Instant::now() < end {
+                thread::sleep(POLL);
+            }
             return Err(Error::new(ErrorKind::Io, "cancelled").why("the client asked for it, or is gone"));
         }
         let elapsed = start.elapsed();
@@ -146,7 +164,13 @@ impl Finished {
 
     /// The error that the command has printed last.
     pub fn error(&self) -> Error {
-        let mut found = Error::new(ErrorKind::Data, "nativeprof failed");
+        self.said_error()
+            .unwrap_or_else(|| Error::new(ErrorKind::Data, "nativeprof failed"))
+    }
+
+    /// The error that the command has printed last, if it has.
+    pub fn said_error(&self) -> Option<Error> {
+        let mut found = None;
         let mut lines = self.messages.lines().peekable();
         while let Some(line) = lines.next() {
             let Some(what) = line.strip_prefix("nativeprof: ") else {
@@ -160,9 +184,8 @@ impl Finished {
             let why = after("  why: ");
             let hint = after("  try: ");
             if why.is_some() || hint.is_some() {
-                found = Error::new(ErrorKind::Data, what)
-                    .why(why.unwrap_or_default())
-                    .hint(hint.unwrap_or_default());
+                let error = Error::new(ErrorKind::Data, what);
+                found = Some(error.why(why.unwrap_or_default()).hint(hint.unwrap_or_default()));
             }
         }
         found
