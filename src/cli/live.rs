@@ -21,6 +21,7 @@ use crate::session::{FinishedRecording, Grouping, Recording, SessionOptions, rep
 use crate::sys;
 use crate::sys::process::ExitWatch;
 use crate::sys::ptrace;
+use crate::sys::spawn::Streams;
 use crate::tape::TapeOptions;
 use crate::tape::recorder::TapeRecorder;
 
@@ -73,9 +74,7 @@ pub fn check_readable(pid: Pid, action: &str) -> Result<()> {
 pub enum LiveTarget {
     Pid(Pid),
     /// A command with its arguments.
-    Launch(Vec<String>),
-    /// The same, without input and output; it ends with nativeprof.
-    LaunchDetached(Vec<String>),
+    Launch(Vec<String>, Streams),
 }
 
 /// How to sample it.
@@ -110,12 +109,8 @@ impl PreparedTarget {
             // Its children may be readable where it is not.
             LiveTarget::Pid(pid) if with_children => (*pid, check_target(*pid).map(|()| None)?),
             LiveTarget::Pid(pid) => (*pid, check_readable(*pid, "sampling").map(|()| None)?),
-            LiveTarget::Launch(command) => {
-                let launched = Launched::prepare(command, user)?;
-                (launched.pid(), Some(launched))
-            }
-            LiveTarget::LaunchDetached(command) => {
-                let launched = Launched::prepare_detached(command, user)?;
+            LiveTarget::Launch(command, streams) => {
+                let launched = Launched::prepare(command, user, *streams)?;
                 (launched.pid(), Some(launched))
             }
         };
@@ -168,7 +163,7 @@ impl LiveRecording {
         }
         let watch = ExitWatch::new(pid);
         match (&mut launched, &target) {
-            (Some(launched), LiveTarget::Launch(words) | LiveTarget::LaunchDetached(words)) => {
+            (Some(launched), LiveTarget::Launch(words, _)) => {
                 recording.start_command(launched, words)?;
             }
             _ if with_children => attach_family(&mut recording, pid)?,

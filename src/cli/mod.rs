@@ -12,6 +12,7 @@ use crate::privileges::checks;
 use crate::privileges::checks::SystemFacts;
 use crate::resolve::naming;
 use crate::sys;
+use crate::sys::spawn::Streams;
 use live::LiveTarget;
 
 mod args;
@@ -64,12 +65,12 @@ pub fn main() -> ExitCode {
                 .and_then(|()| commands::record::record(LiveTarget::Pid(pid), &r.common))
                 .map(drop),
             None => match suggest::check_command(&r.command).and_then(|()| {
-                let target = if r.common.with_parent {
-                    LiveTarget::LaunchDetached(r.command)
-                } else {
-                    LiveTarget::Launch(r.command)
+                let streams = match (r.common.with_parent, r.common.show_output) {
+                    (false, _) => Streams::Ours,
+                    (true, false) => Streams::None,
+                    (true, true) => Streams::OnlyOutput,
                 };
-                commands::record::record(target, &r.common)
+                commands::record::record(LiveTarget::Launch(r.command, streams), &r.common)
             }) {
                 Ok(code) => return ExitCode::from(code),
                 Err(e) => {
@@ -90,6 +91,15 @@ pub fn main() -> ExitCode {
         args::Command::Diff(d) => match commands::diff::diff(&d) {
             Ok(commands::diff::Gate::Grown) => return ExitCode::from(3),
             Ok(commands::diff::Gate::Undecided) => return ExitCode::from(4),
+            done => done.map(drop),
+        },
+        args::Command::Compare(c) => match commands::compare::compare(&c) {
+            Ok(commands::diff::Gate::Grown) => return ExitCode::from(3),
+            Ok(commands::diff::Gate::Undecided) => return ExitCode::from(4),
+            Err(e) if matches!(e.kind, ErrorKind::Killed(_)) => {
+                print_error(&e);
+                return ExitCode::from(128 + libc::SIGINT as u8);
+            }
             done => done.map(drop),
         },
         args::Command::Selftest(s) => match commands::selftest::selftest(&s) {

@@ -11,7 +11,7 @@ use crate::event::Pid;
 use crate::privileges::credentials::User;
 use crate::sys::interrupts;
 use crate::sys::spawn;
-use crate::sys::spawn::{GroupProbe, WaitingProcess};
+use crate::sys::spawn::{GroupProbe, Streams, WaitingProcess};
 
 /// A started command.
 pub struct Launched {
@@ -34,19 +34,7 @@ impl Launched {
     ///
     /// # Errors
     /// No such command, or the process could not be created.
-    pub fn prepare(command: &[String], user: Option<&User>) -> Result<Launched> {
-        Launched::prepare_with(command, user, false)
-    }
-
-    /// The same for a command that has no input, whose output is dropped, and which is terminated when nativeprof ends.
-    ///
-    /// # Errors
-    /// As [`Launched::prepare`].
-    pub fn prepare_detached(command: &[String], user: Option<&User>) -> Result<Launched> {
-        Launched::prepare_with(command, user, true)
-    }
-
-    fn prepare_with(command: &[String], user: Option<&User>, detached: bool) -> Result<Launched> {
+    pub fn prepare(command: &[String], user: Option<&User>, streams: Streams) -> Result<Launched> {
         let name = command.first().cloned().unwrap_or_default();
         if !exists(&name) {
             let shown = if name.is_empty() { "''" } else { &name };
@@ -61,7 +49,7 @@ impl Launched {
             );
         }
         let environment: Vec<_> = user.iter().flat_map(|user| environment(user)).collect();
-        let process = spawn::spawn(command, &environment, detached).map_err(|e| match e.kind() {
+        let process = spawn::spawn(command, &environment, streams).map_err(|e| match e.kind() {
             io::ErrorKind::InvalidInput => Error::io("cannot start the command", e),
             _ => Error::not_started("cannot start the command", e),
         })?;
@@ -69,7 +57,7 @@ impl Launched {
             name,
             process,
             released: false,
-            detached,
+            detached: streams != Streams::Ours,
             _probe: GroupProbe::start().ok(),
         })
     }

@@ -162,6 +162,16 @@ impl Finished {
         lines.any(|line| line == message)
     }
 
+    /// Whether a line of what it has printed begins with this.
+    pub fn starts_a_line(&self, beginning: &str) -> bool {
+        self.messages.lines().any(|line| line.starts_with(beginning))
+    }
+
+    /// Whether a line of what it has printed has this.
+    pub fn has_line_with(&self, part: &str) -> bool {
+        self.messages.lines().any(|line| line.contains(part))
+    }
+
     /// The error that the command has printed last.
     pub fn error(&self) -> Error {
         self.said_error()

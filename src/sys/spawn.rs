@@ -54,6 +54,17 @@ const TIMERS: [libc::c_int; 3] = [
     libc::ITIMER_PROF as _,
 ];
 
+/// What a command has as its input and output.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Streams {
+    /// Those of this process.
+    Ours,
+    /// No input, and its output is dropped. It is terminated when the thread that started it ends.
+    None,
+    /// The same, but all that it prints goes to the standard output of this process.
+    OnlyOutput,
+}
+
 /// A process that waits to exec a command.
 pub struct WaitingProcess {
     pub pid: Pid,
@@ -63,12 +74,11 @@ pub struct WaitingProcess {
 }
 
 /// Forks a process that waits and then executes a command, which is looked up in PATH. The interval timers of this
-/// process move to it. `environment`: variables to replace or to add. `detached`: its input is empty, its output is dropped,
-/// and it is terminated when this thread ends.
+/// process move to it. `environment`: variables to replace or to add.
 ///
 /// # Errors
 /// A NUL in a word, no descriptor, or no process left.
-pub fn spawn(command: &[String], environment: &[(&str, &str)], detached: bool) -> io::Result<WaitingProcess> {
+pub fn spawn(command: &[String], environment: &[(&str, &str)], streams: Streams) -> io::Result<WaitingProcess> {
     let words: Vec<CString> = command
         .iter()
         .map(|word| CString::new(word.as_str()))
@@ -79,10 +89,9 @@ pub fn spawn(command: &[String], environment: &[(&str, &str)], detached: bool) -
     let file = words.first().ok_or(io::ErrorKind::InvalidInput)?;
     let (go_read, go_write) = sys::files::pipe()?;
     let (failure_read, failure_write) = sys::files::pipe()?;
-    let null = if detached {
-        Some(File::options().read(true).write(true).open("/dev/null")?)
-    } else {
-        None
+    let null = match streams {
+        Streams::Ours => None,
+        Streams::None | Streams::OnlyOutput => Some(File::options().read(true).write(true).open("/dev/null")?),
     };
     let timers = TIMERS.map(take_timer);
     // SAFETY: the child calls only what is safe there, see `become_command`.
@@ -98,6 +107,7 @@ pub fn spawn(command: &[String], environment: &[(&str, &str)], detached: bool) -
                 failure: failure_write.as_raw_fd(),
                 timers: &timers,
                 null: null.as_ref().map(AsRawFd::as_raw_fd),
+                streams,
             };
             become_command(&start)
         }
@@ -324,8 +334,9 @@ struct Start<'a> {
     go_write: i32,
     failure: i32,
     timers: &'a [libc::itimerval; 3],
-    /// Replaces standard input, output and error; the process is terminated with its parent.
+    /// Replaces standard streams; the process is terminated with its parent.
     null: Option<libc::c_int>,
+    streams: Streams,
 }
 
 /// Between fork and exec: waits, restores the state in which nativeprof was started, and executes.
@@ -359,8 +370,12 @@ fn become_command(start: &Start<'_>) -> ! {
             DEATH_SIGNAL.load(Ordering::Relaxed) as libc::c_ulong,
         );
         if let Some(null) = start.null {
-            for fd in 0..=2 {
-                libc::dup2(null, fd);
+            let output = match start.streams {
+                Streams::OnlyOutput => libc::STDOUT_FILENO,
+                Streams::Ours | Streams::None => null,
+            };
+            for (fd, from) in [(0, null), (1, output), (2, output)] {
+                libc::dup2(from, fd);
             }
             libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGTERM as libc::c_ulong);
         }

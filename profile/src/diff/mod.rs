@@ -28,11 +28,13 @@ mod makes_up;
 mod matching;
 pub(super) mod quantile;
 mod runs;
+mod sequential;
 
 pub use both::{WHOLE, both};
 pub use interval::Question;
 pub use matching::RowMap;
 pub use runs::{CpuClock, Run, Side, grain};
+pub use sequential::Looks;
 
 use interval::{ErrorRate, Part, estimate};
 use runs::RunCounts;

@@ -132,7 +132,7 @@ pub enum Limit {
 }
 
 /// A limit for growth: a number of percent, or `10 calls`.
-fn limit(text: &str) -> Result<Limit, String> {
+pub(super) fn limit(text: &str) -> Result<Limit, String> {
     match text.trim().strip_suffix("calls").or(text.trim().strip_suffix("call")) {
         Some(number) => match number.trim().parse() {
             Ok(number) => Ok(Limit::Calls(number)),

@@ -7,12 +7,14 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use crate::export::FORMATS;
 use crate::profile::import::READERS;
 
+mod compare;
 mod diff;
 mod host;
 mod mcp;
 mod push;
 mod shared;
 
+pub use compare::{CompareCommand, CompareValue, RunNumber};
 pub use diff::{DiffBy, DiffCommand, DiffFormat, Limit, Normalize};
 pub use host::{Host, HostFilterArgs, LogFormatArg};
 pub use mcp::McpCommand;
@@ -81,6 +83,13 @@ pub enum Command {
                             nativeprof diff --normalize time --fail-above 5 --before before --after after"
     )]
     Diff(DiffCommand),
+    /// Run two commands by turns, record each run, and show what changed, until it is known whether B takes longer than A
+    #[command(
+        after_help = "Exit code: 0 if nothing grew by more than --fail-above; 1 or 2 on errors; 3 if something did, 4 if that is undecided.\n\nExamples:\n  \
+                            nativeprof compare 'python3 old.py' 'python3 new.py'\n  \
+                            nativeprof compare --fail-above 2% --max-time 10m -o runs './before' './after'"
+    )]
+    Compare(CompareCommand),
     /// Convert a saved profile to another format
     #[command(after_help = export_help())]
     Export(Export),
@@ -478,6 +487,9 @@ pub struct RecordArgs {
     /// output is dropped, and it ends with the recording
     #[arg(long, hide = true)]
     pub with_parent: bool,
+    /// With --with-parent: what the command prints goes to standard output
+    #[arg(long, hide = true, requires = "with_parent")]
+    pub show_output: bool,
     #[command(flatten)]
     pub shown: ViewArgs,
     #[command(flatten)]

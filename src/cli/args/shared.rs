@@ -430,7 +430,7 @@ pub fn confidence(text: &str) -> Result<f64, String> {
 
 /// A limit, percent.
 pub fn percent(text: &str) -> Result<f64, String> {
-    match text.parse::<f64>() {
+    match text.strip_suffix('%').unwrap_or(text).trim_end().parse::<f64>() {
         Ok(percent) if percent.is_finite() && percent >= 0.0 => Ok(percent),
         _ => Err("PERCENT must be a number, 0 or above".into()),
     }

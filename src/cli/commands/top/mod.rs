@@ -16,6 +16,7 @@ use crate::privileges::credentials::Caps;
 use crate::profile::model::{FrameKind, Profile, Quality};
 use crate::profile::summary;
 use crate::session::Grouping;
+use crate::sys::spawn::Streams;
 use crate::tui;
 
 mod history;
@@ -60,7 +61,7 @@ pub fn top(options: &Top) -> Result<()> {
     let invoker = Invoker::switch_to(false, Caps::NONE, options.names.debuginfod)?;
     let target = match attached {
         Some(pid) => LiveTarget::Pid(pid),
-        None => LiveTarget::LaunchDetached(options.command.clone()),
+        None => LiveTarget::Launch(options.command.clone(), Streams::None),
     };
     let prepared = PreparedTarget::new(target, &invoker, false)?;
     let live = LiveOptions {

@@ -1,0 +1,316 @@
+//! `compare`: runs two commands by turns, records each run, and compares until the answer is known.
+
+use std::hash::{BuildHasher, RandomState};
+use std::io::IsTerminal;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use clap::Parser;
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+
+use crate::cli::args::{Cli, Command, CompareCommand, CompareValue, DiffBy, Limit, RunNumber};
+use crate::cli::backend::check_rate;
+use crate::cli::commands::diff::{self, Gate};
+use crate::cli::print_status;
+use crate::error::{Error, ErrorKind, Result};
+use crate::privileges::phases;
+use crate::process::rerun::{self, Watch};
+use crate::profile::diff::Looks;
+use crate::profile::summary::counted;
+use crate::sys::interrupts;
+
+mod directory;
+mod runner;
+mod shell_words;
+
+use directory::RunDirectory;
+use runner::{Runner, Subject, interrupted};
+
+/// Time for all runs by default, s.
+const MAX_TIME: f64 = 180.0;
+/// Runs of each command before the first look at their times. Of fewer, intervals are too wide to say anything.
+const FIRST_LOOK: usize = 5;
+/// Runs of each command whose calls are counted: enough to see which functions are not called equally often each time.
+const RUNS_OF_CALLS: usize = 2;
+
+/// Why no more runs are made.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Stop {
+    Decided,
+    Time,
+    Runs,
+}
+
+/// Runs both commands until the gate is decided, and prints the comparison. What was recorded of complete pairs is kept if that is
+/// wanted, whatever happens.
+///
+/// # Errors
+/// `Usage`; a run that fails; `Killed` if a signal has ended it; those of `diff`.
+pub fn compare(options: &CompareCommand) -> Result<Gate> {
+    check_rate(options.rate)?;
+    let subjects = [Subject::new("A", &options.before)?, Subject::new("B", &options.after)?];
+    check_limit(options)?;
+    let user = phases::invoking_user();
+    let runner = Runner::new(options, &subjects)?;
+    let mut directory = RunDirectory::new(options.output.as_deref(), user.as_ref())?;
+    interrupts::install_interrupt_handler();
+    let mut comparison = Comparison {
+        options,
+        subjects,
+        runner,
+        progress: progress(),
+        start: Instant::now(),
+        longest: Duration::ZERO,
+    };
+    let stopped = comparison.run(&mut directory);
+    comparison.progress.finish_and_clear();
+    if stopped.is_err() && directory.kept().is_none() && directory.pairs() > 0 {
+        print_status("nothing is kept; -o DIR keeps the runs");
+    }
+    if let Some(path) = directory.kept() {
+        print_status(&format!(
+            "{} kept in {}; to compare them again: nativeprof diff {}{}",
+            counted(directory.pairs() as u64, "pairs of runs"),
+            path.display(),
+            comparison.normalize(),
+            directory.arguments(),
+        ));
+    }
+    let (stop, confidence, looks) = stopped?;
+    let seconds = comparison.start.elapsed().as_secs_f64();
+    let pairs = directory.pairs();
+    let why = match stop {
+        Stop::Decided => "the answer is known".into(),
+        Stop::Time => format!(
+            "the time is over (more: --max-time {:.0})",
+            (2.0 * comparison.max_time()).ceil()
+        ),
+        Stop::Runs => format!("these are all (--runs {pairs})"),
+    };
+    print_status(&format!("{pairs} runs of each command in {seconds:.1} s; {why}"));
+    if looks > 1 {
+        print_status(&format!(
+            "the runs were looked at {looks} times: the intervals of all looks together hold with {} % confidence",
+            options.confidence
+        ));
+    }
+    let words = comparison.diff_words(&directory, confidence);
+    let parsed = Cli::try_parse_from(&words).map(|cli| cli.command);
+    let Ok(Command::Diff(mut diff_options)) = parsed else {
+        let what = "the runs cannot be compared";
+        return Err(Error::new(ErrorKind::Usage, what).why("an option is not one of nativeprof diff"));
+    };
+    diff_options.all = options.all;
+    diff_options.json = options.json;
+    diff_options.color = options.color;
+    diff::diff(&diff_options)
+}
+
+/// # Errors
+/// `Usage`: a limit in calls for times.
+fn check_limit(options: &CompareCommand) -> Result<()> {
+    match options.fail_above {
+        Limit::Calls(calls) if options.value != CompareValue::Calls => Err(Error::new(
+            ErrorKind::Usage,
+            format!("--fail-above '{calls} calls' needs numbers of calls"),
+        )
+        .why("time is compared")
+        .hint("--value calls, or a limit in percent: --fail-above 5%")),
+        _ => Ok(()),
+    }
+}
+
+struct Comparison<'a> {
+    options: &'a CompareCommand,
+    subjects: [Subject; 2],
+    runner: Runner<'a>,
+    progress: ProgressBar,
+    start: Instant,
+    /// Of the pairs until now.
+    longest: Duration,
+}
+
+impl Comparison<'_> {
+    /// Makes pairs of runs, and looks at them in between. Returns why it has stopped, the confidence of the last look, between 0 and
+    /// 1, and how many looks there were.
+    ///
+    /// # Errors
+    /// A run that fails, or an interruption.
+    fn run(&mut self, directory: &mut RunDirectory) -> Result<(Stop, f64, u32)> {
+        let runs = self.runs();
+        for number in 1..=self.options.warmup as usize {
+            for side in 0..2 {
+                self.run_once(side, None, number, "warm-up")?;
+            }
+        }
+        self.start = Instant::now();
+        let mut looks = Looks::new(self.options.confidence / 100.0, runs.min);
+        loop {
+            let began = Instant::now();
+            // Neither command always runs after the other one.
+            let first = (RandomState::new().hash_one(directory.pairs()) & 1) as usize;
+            for side in [first, 1 - first] {
+                let (file, number) = (directory.next_file(side), directory.pairs() + 1);
+                self.run_once(side, Some(&file), number, "run")?;
+            }
+            directory.add_pair();
+            self.longest = self.longest.max(began.elapsed());
+            let (pairs, stop) = (directory.pairs(), self.is_last(directory.pairs()));
+            let time = if stop.is_some() { 1.0 } else { self.part(pairs) };
+            let Some(confidence) = looks.due(pairs, time) else {
+                continue;
+            };
+            if let Some(stop) = stop {
+                return Ok((stop, confidence, looks.count()));
+            }
+            if self.is_decided(directory, confidence)? {
+                return Ok((Stop::Decided, confidence, looks.count()));
+            }
+        }
+    }
+
+    fn runs(&self) -> RunNumber {
+        match (self.options.runs, self.options.value) {
+            (Some(runs), _) => runs,
+            (None, CompareValue::Calls) => RunNumber {
+                min: RUNS_OF_CALLS,
+                max: RUNS_OF_CALLS,
+            },
+            (None, _) => RunNumber {
+                min: FIRST_LOOK,
+                max: RunNumber::MAX,
+            },
+        }
+    }
+
+    /// Seconds that all pairs may take.
+    fn max_time(&self) -> f64 {
+        let runs = self.runs();
+        let without = if runs.min == runs.max { f64::INFINITY } else { MAX_TIME };
+        self.options.max_time.unwrap_or(without)
+    }
+
+    /// Which part is over of the time or of the runs.
+    fn part(&self, pairs: usize) -> f64 {
+        let time = self.start.elapsed().as_secs_f64() / self.max_time();
+        time.max(pairs as f64 / self.runs().max as f64).min(1.0)
+    }
+
+    /// Whether no pair is to follow, and why.
+    fn is_last(&self, pairs: usize) -> Option<Stop> {
+        if pairs >= self.runs().max {
+            return Some(Stop::Runs);
+        }
+        let next = self.start.elapsed() + self.longest;
+        (next.as_secs_f64() > self.max_time()).then_some(Stop::Time)
+    }
+
+    fn run_once(&self, side: usize, file: Option<&Path>, number: usize, kind: &str) -> Result<()> {
+        let subject = &self.subjects[side];
+        let show = || {
+            if !self.progress.is_hidden() {
+                let (seconds, limit) = (self.start.elapsed().as_secs_f64(), self.max_time());
+                let of = if limit.is_finite() {
+                    format!(" of {limit:.0}")
+                } else {
+                    String::new()
+                };
+                self.progress.set_message(format!(
+                    "{kind} {number} of {}   {seconds:.0}{of} s   Ctrl-C stops",
+                    subject.name
+                ));
+                self.progress.tick();
+            }
+        };
+        show();
+        let watch = Watch {
+            is_stopped: &interrupts::interrupted,
+            progress: &|_| show(),
+        };
+        self.runner.run(subject, file, number, &watch)
+    }
+
+    /// Whether `diff` knows the answer of the gate with this confidence.
+    ///
+    /// # Errors
+    /// What `diff` says if it fails; an interruption.
+    fn is_decided(&self, directory: &RunDirectory, confidence: f64) -> Result<bool> {
+        let mut words = self.diff_words(directory, confidence);
+        words.remove(0);
+        words.extend(["--json", "--limit", "1"].map(String::from));
+        let watch = Watch {
+            is_stopped: &interrupts::interrupted,
+            progress: &|_| self.progress.tick(),
+        };
+        let done = rerun::run(&words, Path::new("."), Duration::MAX, &watch);
+        if interrupts::interrupted() {
+            return Err(interrupted());
+        }
+        let done = done?;
+        match done.code {
+            // With a limit of 0 growth can always be found later.
+            Some(0) => Ok(self.options.fail_above != Limit::Percent(0.0)),
+            Some(3) => Ok(true),
+            Some(4) => Ok(false),
+            _ => Err(done.error()),
+        }
+    }
+
+    /// The option of `diff` for these runs, with a space after it.
+    fn normalize(&self) -> &'static str {
+        match self.options.value {
+            CompareValue::Calls => "--value calls ",
+            CompareValue::Cpu | CompareValue::Wall => "--normalize time ",
+        }
+    }
+
+    /// The command line of `diff` for the complete pairs.
+    fn diff_words(&self, directory: &RunDirectory, confidence: f64) -> Vec<String> {
+        let options = self.options;
+        let mut words: Vec<String> = ["nativeprof", "diff", "--value"].map(String::from).into();
+        words.push(
+            match options.value {
+                CompareValue::Cpu => "cpu",
+                CompareValue::Wall => "wall",
+                CompareValue::Calls => "calls",
+            }
+            .into(),
+        );
+        if options.value != CompareValue::Calls {
+            words.extend(["--normalize", "time"].map(String::from));
+        }
+        let by = match options.by {
+            DiffBy::Function => "function",
+            DiffBy::Module => "module",
+            DiffBy::Label => "label",
+        };
+        let limit = match options.fail_above {
+            Limit::Percent(percent) => percent.to_string(),
+            Limit::Calls(calls) => format!("{calls} calls"),
+        };
+        let confidence = format!("{:.6}", confidence * 100.0);
+        words.extend(["--by", by, "--fail-above", &limit, "--confidence", &confidence].map(String::from));
+        for (is_wanted, word) in [
+            (options.no_native, "--no-native"),
+            (options.self_count, "--self"),
+            (options.interpreter, "--interpreter"),
+        ] {
+            words.extend(is_wanted.then(|| word.to_string()));
+        }
+        for (side, option) in ["--before", "--after"].into_iter().enumerate() {
+            words.push(option.into());
+            let files = directory.files(side).into_iter();
+            words.extend(files.map(|file| file.to_string_lossy().into_owned()));
+        }
+        words
+    }
+}
+
+fn progress() -> ProgressBar {
+    if !std::io::stderr().is_terminal() {
+        return ProgressBar::hidden();
+    }
+    let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr_with_hz(4));
+    bar.set_style(ProgressStyle::with_template("{spinner} {msg}").expect("a fixed template"));
+    bar
+}
