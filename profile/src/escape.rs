@@ -36,6 +36,72 @@ pub fn line(text: &str) -> Cow<'_, str> {
     escaped(text, |_, c| is_unprintable(c))
 }
 
+/// `text` for attributes and text of XML 1.0: as [`line`], with the characters of markup as entities.
+pub fn xml(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for c in line(text).chars() {
+        match c {
+            '&' => out.push_str("&amp;"),
+            '<' => out.push_str("&lt;"),
+            '>' => out.push_str("&gt;"),
+            '"' => out.push_str("&quot;"),
+            '\'' => out.push_str("&apos;"),
+            c => out.push(c),
+        }
+    }
+    out
+}
+
+/// `name` as code in one line or table cell of GitHub's Markdown: as [`line`], and nothing in it is markup, a link, a mention of a
+/// person, the end of the cell or a command of a log.
+///
+/// It is in backticks. There a `|` still ends a cell, and a backslash is none of its escapes; a name with these or a backtick is
+/// an HTML element instead, with all punctuation as character references.
+pub fn markdown_code(name: &str) -> String {
+    let name = match line(name) {
+        name if name.trim().is_empty() => "[unnamed]".into(),
+        name => name,
+    };
+    let ends_in_space = name.starts_with(char::is_whitespace) || name.ends_with(char::is_whitespace);
+    if !ends_in_space && !name.contains(['`', '|', '\\']) && !name.contains("##[") {
+        return format!("`{name}`");
+    }
+    let mut out = "<code>".to_string();
+    for c in name.chars() {
+        if c.is_ascii_punctuation() {
+            // Writing to a String does not fail.
+            let _ = write!(out, "&#{};", c as u32);
+        } else {
+            out.push(c);
+        }
+    }
+    out + "</code>"
+}
+
+/// Lines as a block of code in Markdown, with nothing in it as markup; each is escaped as by [`line`].
+pub fn markdown_block<'a>(lines: impl Iterator<Item = &'a str>) -> String {
+    let text: String = lines.map(|text| format!("{}\n", workflow_log(&line(text)))).collect();
+    let longest = text.split(|c| c != '`').map(str::len).max().unwrap_or(0);
+    let fence = "`".repeat(3.max(longest + 1));
+    format!("{fence}text\n{text}{fence}\n")
+}
+
+/// `text` as the message of a workflow command of GitHub Actions: as [`line`], and `%` as `%25`. Lines of a message are to be
+/// joined with `%0A`. (Decoded by src/Runner.Common/ActionCommand.cs of actions/runner, commit 079cdb1d05fe.)
+pub fn workflow_message(text: &str) -> String {
+    line(text).replace('%', "%25")
+}
+
+/// `text` as the value of a property of such a command, where `:` and `,` are `%3A` and `%2C`.
+pub fn workflow_property(text: &str) -> String {
+    workflow_message(text).replace(':', "%3A").replace(',', "%2C")
+}
+
+/// Text that GitHub Actions shows as a log, where it is to have no commands: its runner takes `##[` for one anywhere in a line.
+pub fn workflow_log(text: &str) -> String {
+    text.replace("##[", r"##\x5b")
+}
+
 /// `name` as one frame of a collapsed stack: as [`text`], and also escapes `;`, space at either end and `#` at the
 /// start (a line that begins with `# ` is taken for a comment). Empty names become `[unnamed]`.
 ///
@@ -353,6 +419,66 @@ mod tests {
         let cut = cut_name("abc", 5000, 0x1f);
         assert_eq!(cut, "abc...[cut: 5000 characters, hash 000000000000001f]");
         assert!(is_cut(&cut) && !is_cut("abc") && !is_cut("[cut: x]"));
+    }
+
+    #[test]
+    fn names_for_ci() {
+        for (name, of_xml, markdown, property) in [
+            ("f", "f", "`f`", "f"),
+            ("<module>", "&lt;module&gt;", "`<module>`", "<module>"),
+            ("a|b", "a|b", "<code>a&#124;b</code>", "a|b"),
+            ("a`b\\", "a`b\\", "<code>a&#96;b&#92;</code>", "a`b\\"),
+            (
+                "--> </details>",
+                "--&gt; &lt;/details&gt;",
+                "`--> </details>`",
+                "--> </details>",
+            ),
+            (
+                "]]>&amp;\"'",
+                "]]&gt;&amp;amp;&quot;&apos;",
+                "`]]>&amp;\"'`",
+                "]]>&amp;\"'",
+            ),
+            ("\x1b[1m", "\\x1b[1m", "<code>&#92;x1b&#91;1m</code>", "\\x1b[1m"),
+            (
+                "a\nb\r",
+                "a\\x0ab\\x0d",
+                "<code>a&#92;x0ab&#92;x0d</code>",
+                "a\\x0ab\\x0d",
+            ),
+            ("a::b,c=%0A", "a::b,c=%0A", "`a::b,c=%0A`", "a%3A%3Ab%2Cc=%250A"),
+            (
+                "##[error]x",
+                "##[error]x",
+                "<code>&#35;&#35;&#91;error&#93;x</code>",
+                "##[error]x",
+            ),
+            (
+                "\u{0}\u{b}\u{fffe}",
+                "\\x00\\x0b\\u{fffe}",
+                "<code>&#92;x00&#92;x0b&#92;u&#123;fffe&#125;</code>",
+                "\\x00\\x0b\\u{fffe}",
+            ),
+            ("\\udce9", "\\udce9", "<code>&#92;udce9</code>", "\\udce9"),
+            ("@user", "@user", "`@user`", "@user"),
+            (" x ", " x ", "<code> x </code>", " x "),
+            ("  ", "  ", "`[unnamed]`", "  "),
+            ("größe 数", "größe 数", "`größe 数`", "größe 数"),
+        ] {
+            assert_eq!(xml(name), of_xml, "{name:?}");
+            assert_eq!(markdown_code(name), markdown, "{name:?}");
+            assert_eq!(workflow_property(name), property, "{name:?}");
+        }
+        assert_eq!(workflow_message("50 %\n::"), "50 %25\\x0a::");
+        assert_eq!(workflow_log("a ##[error]b"), r"a ##\x5berror]b");
+        for (text, block) in [
+            ("a\nb", "```text\na\\x0ab\n```\n"),
+            ("```", "````text\n```\n````\n"),
+            ("x````` ` ##[y]", "``````text\nx````` ` ##\\x5by]\n``````\n"),
+        ] {
+            assert_eq!(markdown_block([text].into_iter()), block, "{text:?}");
+        }
     }
 
     #[test]

@@ -24,6 +24,7 @@ use super::stats::Stats;
 mod both;
 mod interval;
 mod limits;
+mod lines;
 mod makes_up;
 mod matching;
 pub(super) mod quantile;
@@ -32,6 +33,7 @@ mod sequential;
 
 pub use both::{WHOLE, both};
 pub use interval::Question;
+pub use lines::GrownLines;
 pub use matching::RowMap;
 pub use runs::{CpuClock, Run, Side, grain};
 pub use sequential::Looks;
