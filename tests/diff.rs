@@ -1,4 +1,4 @@
-//! `diff` of several runs of each side, of exact numbers, and of labels.
+//! `diff` of several runs of each side, of exact numbers, and of labels; what it prints for CI systems.
 
 use std::fs;
 use std::process::{Output, Stdio};
@@ -13,6 +13,8 @@ use nativeprof::profile::values::ValueType;
 use serde_json::Value;
 
 mod common;
+#[path = "diff/outputs.rs"]
+mod outputs;
 
 /// The exit code, and both outputs together.
 #[track_caller]

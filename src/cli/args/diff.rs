@@ -1,5 +1,6 @@
 //! Arguments of `diff`.
 
+use std::fmt;
 use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
@@ -91,6 +92,16 @@ pub struct DiffCommand {
     /// Print JSON
     #[arg(long, conflicts_with_all = ["output", "format"])]
     pub json: bool,
+    /// Print Markdown for a comment or the summary of a job, below GitHub's 65,536 characters: the verdict, 20 rows, the others
+    /// folded
+    #[arg(long, conflicts_with_all = ["output", "format", "json"])]
+    pub markdown: bool,
+    /// Also write the verdict of --fail-above to FILE, in JUnit's format: a test case for each row
+    #[arg(long, value_name = "FILE", requires = "fail_above")]
+    pub junit: Option<PathBuf>,
+    /// Also print the verdict of --fail-above to standard error as annotations of GitHub Actions, at file and line
+    #[arg(long, requires = "fail_above")]
+    pub github: bool,
     #[command(flatten)]
     pub page: PageArgs,
     /// When to use color; `auto`: on a terminal, unless NO_COLOR is set
@@ -129,6 +140,15 @@ impl DiffCommand {
 pub enum Limit {
     Percent(f64),
     Calls(u64),
+}
+
+impl fmt::Display for Limit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Limit::Percent(percent) => write!(f, "{percent} %"),
+            Limit::Calls(calls) => write!(f, "{calls} calls"),
+        }
+    }
 }
 
 /// A limit for growth: a number of percent, or `10 calls`.

@@ -2,9 +2,13 @@
 
 use super::text::Text;
 use crate::cli::args::{DiffBy, DiffCommand as Options, Limit};
-use crate::cli::print_status;
+use crate::cli::output::table_rows::ReportRow;
 use crate::error::{Error, ErrorKind, Result};
 use crate::profile::diff::{Change, Normalization, Question};
+
+const ONE_RUN: &str = "one run of each side cannot tell whether the next two would differ likewise";
+const MORE_RUNS: &str =
+    "give several of each, as --before A1 A2 A3 --after B1 B2 B3, or decide by these two alone with --single-run";
 
 /// The answer of `--fail-above`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,40 +34,131 @@ pub fn check(options: &Options, normalization: Normalization) -> Result<()> {
     }
 }
 
+/// What `--fail-above` says of a comparison.
+pub struct Verdict<'a> {
+    pub limit: Limit,
+    pub gate: Gate,
+    /// What is judged: all time where that can differ, then the rows.
+    pub rows: Vec<Judged<'a>>,
+    /// Why it is undecided, and what it takes to know.
+    pub undecided: Option<String>,
+}
+
+impl Verdict<'_> {
+    /// What is printed of it, line by line.
+    pub fn lines(&self) -> impl Iterator<Item = String> {
+        let grown = self.grown().map(|(row, growth)| format!("{} {growth}", row.text()));
+        let undecided = self.undecided.iter().map(|why| format!("undecided: {why}"));
+        grown.chain(undecided)
+    }
+
+    /// What grew by more than the limit, each with by how much: `grew by 7 %`.
+    pub fn grown(&self) -> impl Iterator<Item = (&Judged<'_>, &str)> {
+        self.rows.iter().filter_map(|row| match &row.ruling {
+            Ruling::Grown(growth) => Some((row, &**growth)),
+            _ => None,
+        })
+    }
+}
+
+/// A row, and what the limit means for it.
+pub struct Judged<'a> {
+    pub change: &'a Change<'a>,
+    /// Its name and place; of all time together, only a name.
+    pub row: ReportRow,
+    pub ruling: Ruling,
+}
+
+impl Judged<'_> {
+    /// Its name and place, not escaped.
+    pub fn text(&self) -> String {
+        self.row.text()
+    }
+}
+
+pub enum Ruling {
+    Passed,
+    /// It grew by more than the limit; the text says by how much.
+    Grown(String),
+    /// It may have; the text says what could be seen.
+    Undecided(String),
+    /// It has no interval.
+    NotTested,
+}
+
 impl Text<'_> {
-    /// Whether something grew by more than the limit; prints what did, or why that cannot be known.
-    pub fn gate(&self, limit: Limit) -> Gate {
-        if self.found.question == Question::Recordings && !self.options.single_run {
-            print_status(
-                "undecided: one run of each side cannot tell whether the next two would differ likewise; give several of each, as \
-                 --before A1 A2 A3 --after B1 B2 B3, or decide by these two alone with --single-run",
-            );
-            return Gate::Undecided;
-        }
-        let all = self.found.all.iter().map(|change| (self.name_of_all(), change));
-        let rows = self.found.rows.iter().map(|change| (self.row(change).text(), change));
-        let rows: Vec<_> = all.chain(rows).collect();
-        let mut gate = Gate::Passed;
-        for (name, change) in &rows {
-            let grown = self.percent(change, change.proved());
-            let is_above = match limit {
-                Limit::Percent(percent) => grown.is_some_and(|grown| grown > percent),
-                Limit::Calls(calls) => change.proved() > calls as f64,
+    /// Judges all rows.
+    pub fn verdict(&self, limit: Limit) -> Verdict<'_> {
+        let all = self.found.all.iter().map(|change| {
+            let name = ReportRow {
+                name: self.name_of_all(),
+                ..ReportRow::default()
             };
-            if is_above && change.is_significant() {
-                print_status(&format!("{name} grew by {}", self.growth(change, limit)));
-                gate = Gate::Grown;
-            }
+            (change, name)
+        });
+        let rows = self.found.rows.iter().map(|change| (change, self.row(change)));
+        let judged = |(change, row)| Judged {
+            change,
+            row,
+            ruling: self.ruling(change, limit),
+        };
+        let rows: Vec<Judged<'_>> = all.chain(rows).map(judged).collect();
+        let has_grown = rows.iter().any(|row| matches!(row.ruling, Ruling::Grown(_)));
+        let undecided = if self.is_of_one_run() {
+            Some(format!("{ONE_RUN}; {MORE_RUNS}"))
+        } else if has_grown {
+            None
+        } else {
+            self.undecided(limit, &rows)
+        };
+        Verdict {
+            limit,
+            gate: match undecided {
+                Some(_) => Gate::Undecided,
+                None if has_grown => Gate::Grown,
+                None => Gate::Passed,
+            },
+            rows,
+            undecided,
         }
-        match limit {
-            // With a limit of 0, any growth that can be seen fails. Numbers leave nothing open.
-            Limit::Percent(percent)
-                if gate == Gate::Passed && percent > 0.0 && self.normalization != Normalization::Number =>
-            {
-                self.undecided(percent, &rows)
-            }
-            _ => gate,
+    }
+
+    /// Whether nothing can be decided: by one run of each side only if that is wanted.
+    fn is_of_one_run(&self) -> bool {
+        self.found.question == Question::Recordings && !self.options.single_run
+    }
+
+    fn ruling(&self, change: &Change<'_>, limit: Limit) -> Ruling {
+        if change.interval.is_none() && change.ranges.is_none() {
+            return Ruling::NotTested;
         }
+        if self.is_of_one_run() {
+            return Ruling::Undecided(ONE_RUN.into());
+        }
+        let is_above = match limit {
+            Limit::Percent(percent) => self
+                .percent(change, change.proved())
+                .is_some_and(|grown| grown > percent),
+            Limit::Calls(calls) => change.proved() > calls as f64,
+        };
+        if is_above && change.is_significant() {
+            return Ruling::Grown(format!("grew by {}", self.growth(change, limit)));
+        }
+        match self.unseen(change, limit) {
+            Some((percent, seen)) => Ruling::Undecided(format!(
+                "may have grown by more than {percent} %: only changes above {seen:.2} % can be detected"
+            )),
+            None => Ruling::Passed,
+        }
+    }
+
+    /// The limit in percent, if growth by more than that may be hidden in the interval, and the growth in percent that can be
+    /// seen. With a limit of 0, any growth that can be seen fails. Numbers leave nothing open.
+    fn unseen(&self, change: &Change<'_>, limit: Limit) -> Option<(f64, f64)> {
+        let Limit::Percent(limit) = limit else { return None };
+        let (_, high) = change.interval.filter(|_| limit > 0.0)?;
+        let seen = self.percent(change, change.detectable()?)?;
+        (self.percent(change, high)? > limit && seen > limit).then_some((limit, seen))
     }
 
     /// A change of a row in percent of what limits are percent of; `None` for a label that is new.
@@ -99,33 +194,27 @@ impl Text<'_> {
         }
     }
 
-    /// Whether growth of `limit` percent may be hidden in an interval.
-    fn undecided(&self, limit: f64, rows: &[(String, &Change<'_>)]) -> Gate {
-        // Changes that can be seen, in percent.
-        let undecided = |change: &Change<'_>| {
-            let (_, high) = change.interval?;
-            let seen = self.percent(change, change.detectable()?)?;
-            (self.percent(change, high)? > limit && seen > limit).then_some(seen)
-        };
+    /// Why nothing that grew by more than the limit may mean that it could not be seen.
+    fn undecided(&self, limit: Limit, rows: &[Judged<'_>]) -> Option<String> {
         let unseen = rows
             .iter()
-            .filter_map(|(name, change)| Some((name, undecided(change)?)));
-        let worst = unseen.max_by(|(_, a), (_, b)| a.total_cmp(b));
-        match worst {
-            Some((name, seen)) => print_status(&format!(
-                "undecided: {name} may have grown by more than {limit} %: only changes above {seen:.2} % can be detected; {}",
-                self.enough(seen / limit),
-            )),
-            None if rows.iter().all(|(_, change)| change.interval.is_none()) => {
-                print_status(if self.is_traced {
-                    "undecided: too few calls to compare anything; trace more work"
-                } else {
-                    "undecided: too few samples to compare anything; record longer, or with a higher --rate"
-                });
-            }
-            None => return Gate::Passed,
+            .filter_map(|row| Some((row, self.unseen(row.change, limit)?)));
+        let worst = unseen.max_by(|(_, (_, a)), (_, (_, b))| a.total_cmp(b));
+        if let Some((row, (limit, seen))) = worst
+            && let Ruling::Undecided(why) = &row.ruling
+        {
+            return Some(format!("{} {why}; {}", row.text(), self.enough(seen / limit)));
         }
-        Gate::Undecided
+        let is_of_samples =
+            matches!(limit, Limit::Percent(percent) if percent > 0.0) && self.normalization != Normalization::Number;
+        let is_none_tested = rows.iter().all(|row| matches!(row.ruling, Ruling::NotTested));
+        (is_of_samples && is_none_tested).then(|| {
+            if self.is_traced {
+                "too few calls to compare anything; trace more work".into()
+            } else {
+                "too few samples to compare anything; record longer, or with a higher --rate".into()
+            }
+        })
     }
 
     /// What it takes to see changes that are smaller by this factor: noise falls with the square root of what is recorded.

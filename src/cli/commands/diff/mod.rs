@@ -11,8 +11,9 @@ use crate::cli::output::no_such_function;
 use crate::cli::output::row_filter;
 use crate::cli::output::style::TerminalStyle;
 use crate::cli::output::table;
-use crate::cli::print_status;
+use crate::cli::{print_line, print_status};
 use crate::error::{Error, ErrorKind, Result};
+use crate::escape::workflow_log;
 use crate::export::diff_flamegraph;
 use crate::export::html;
 use crate::export::html::Comparison;
@@ -27,8 +28,11 @@ use crate::resolve::source_lines;
 
 mod comparable;
 mod gate;
+mod github;
 mod inputs;
 mod json;
+mod junit;
+mod markdown;
 mod text;
 
 use comparable::{Compared, check_comparable, sampled_time};
@@ -66,7 +70,9 @@ pub fn diff(options: &Options) -> Result<Gate> {
         (Some(path), Some(_)) if !input::is_standard(path) => Some(OutputFile::new(path, PUBLIC)?),
         _ => None,
     };
-    let kept = place.as_ref().map_or(Caps::NONE, OutputFile::needs);
+    let results = options.junit.as_deref().map(results_file).transpose()?;
+    let files = [&place, &results].into_iter().flatten();
+    let kept = files.fold(Caps::NONE, |kept, file| Caps(kept.0 | file.needs().0));
     let inputs = inputs::read(options, kept)?;
     inputs::report_programs(&inputs);
     let files = inputs
@@ -112,21 +118,81 @@ pub fn diff(options: &Options) -> Result<Gate> {
         sides: [&a, &b],
         found: &found,
     };
+    let verdict = options.fail_above.map(|limit| text.verdict(limit));
     if let Some(image) = image {
-        let mut both = diff::both(&a, &b, &diff_options);
+        text.write_image(image, &diff_options, place.as_ref())?;
+    } else {
+        let said = if options.json {
+            format!("{:#}\n", text.json(&filters))
+        } else if options.markdown {
+            text.markdown(&filters, verdict.as_ref())
+        } else if options.github {
+            workflow_log(&text.table(&filters, &style))
+        } else {
+            text.table(&filters, &style)
+        };
+        table::print(&said).map_err(|e| Error::io("cannot write the table", e).hint("free some disk space"))?;
+    }
+    let Some(verdict) = verdict else {
+        return Ok(Gate::Passed);
+    };
+    if options.github {
+        let annotations = text.annotations(&verdict, &diff_options);
+        annotations.iter().for_each(|command| print_line(command));
+    } else {
+        verdict.lines().for_each(|line| print_status(&line));
+    }
+    if let Some(file) = results {
+        let written = file.write(&|out| out.write_all(text.junit(&verdict).as_bytes()));
+        written
+            .map_err(|e| Error::io("cannot write the test results", e).hint("choose another file with --junit FILE"))?;
+        print_status(&format!("written: {}", file.path().display()));
+    }
+    Ok(verdict.gate)
+}
+
+/// The file of `--junit`.
+///
+/// # Errors
+/// `Usage` for standard output; those of [`OutputFile::new`].
+fn results_file(path: &Path) -> Result<OutputFile> {
+    if input::is_standard(path) {
+        return Err(Error::new(ErrorKind::Usage, "--junit needs a file")
+            .why("standard output has the comparison")
+            .hint("--junit nativeprof.xml"));
+    }
+    OutputFile::new(path, PUBLIC)
+}
+
+impl Text<'_> {
+    /// Writes the comparison as a flame graph to that file, or to standard output.
+    fn write_image(
+        &self,
+        image: DiffFormat,
+        diff_options: &diff::DiffOptions,
+        place: Option<&OutputFile>,
+    ) -> Result<()> {
+        let Text {
+            options,
+            found,
+            sides: [a, b],
+            normalization,
+            ..
+        } = *self;
+        let mut both = diff::both(a, b, diff_options);
         if image == DiffFormat::Html && !options.no_source {
             source_lines::add(&mut both, &mut source_lines::open_local);
         }
         let make = |out: &mut dyn Write| match image {
-            DiffFormat::Svg => diff_flamegraph::svg(&both, &found, &text.title(), normalization, out),
+            DiffFormat::Svg => diff_flamegraph::svg(&both, found, &self.title(), normalization, out),
             DiffFormat::Html => html::write_comparison(
                 &Comparison {
                     both: &both,
-                    found: &found,
-                    names: text.names().each_ref().map(String::as_str),
-                    amounts: &text.amounts(),
+                    found,
+                    names: self.names().each_ref().map(String::as_str),
+                    amounts: &self.amounts(),
                     normalization,
-                    is_self,
+                    is_self: self.self_count,
                     confidence: options.confidence,
                 },
                 options.no_source,
@@ -135,7 +201,7 @@ pub fn diff(options: &Options) -> Result<Gate> {
         };
         let failed =
             |e: io::Error| Error::io("cannot write the flame graph", e).hint("choose another file with -o FILE");
-        match &place {
+        match place {
             Some(place) => {
                 place.write(&make).map_err(failed)?;
                 print_status(&format!("written: {}", place.path().display()));
@@ -152,15 +218,8 @@ pub fn diff(options: &Options) -> Result<Gate> {
                 }
             }
         }
-    } else {
-        let said = if options.json {
-            format!("{:#}\n", text.json(&filters))
-        } else {
-            text.table(&filters, &style)
-        };
-        table::print(&said).map_err(|e| Error::io("cannot write the table", e).hint("free some disk space"))?;
+        Ok(())
     }
-    Ok(options.fail_above.map_or(Gate::Passed, |limit| text.gate(limit)))
 }
 
 /// The recordings as they are to be seen.

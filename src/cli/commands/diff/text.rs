@@ -16,6 +16,9 @@ use crate::profile::stats::module;
 use crate::profile::summary::{self, counted};
 use crate::profile::values::{Unit, ValueType};
 
+/// What the mark of a row that makes up for others means.
+pub(super) const MAKES_UP: &str = "makes up for other rows: its part of what these leave is as before";
+
 /// A comparison, and what its texts need.
 pub(super) struct Text<'a> {
     pub options: &'a Options,
@@ -87,53 +90,72 @@ impl Text<'_> {
         rows
     }
 
-    pub fn table(&self, filters: &[row_filter::RowFilter], style: &TerminalStyle) -> String {
-        let Text { options, found, .. } = self;
-        let mut text = String::new();
-        for (i, word) in ["before", "after "].into_iter().enumerate() {
-            text += &format!("{word}: {}\n", self.side(i));
-        }
+    /// The rows to show, before them the one of all time.
+    pub fn rows_with_all(&self, filters: &[row_filter::RowFilter]) -> Vec<(&Change<'_>, ReportRow)> {
+        let all = self.found.all.iter().map(|all| {
+            let row = ReportRow {
+                name: "[all]".into(),
+                ..ReportRow::default()
+            };
+            (all, row)
+        });
+        all.chain(self.rows(filters)).collect()
+    }
+
+    /// What is compared, line by line.
+    pub fn about(&self) -> Vec<String> {
+        let sides = ["before", "after "].into_iter().enumerate();
+        let mut lines: Vec<String> = sides.map(|(i, word)| format!("{word}: {}", self.side(i))).collect();
         let metric = if self.self_count { "self" } else { "total" };
-        text += &format!("{metric} of {}", self.amounts_and_unit());
-        let tested = found.rows.iter().filter(|row| row.interval.is_some()).count();
+        let mut amounts = format!("{metric} of {}", self.amounts_and_unit());
+        let tested = self.found.rows.iter().filter(|row| row.interval.is_some()).count();
         if self.normalization != Normalization::Number {
             let rows = counted(tested as u64, "rows");
-            text += &format!(
+            amounts += &format!(
                 "; simultaneous {} % confidence intervals for {rows}",
-                options.confidence
+                self.options.confidence
             );
         }
-        if self.is_traced && found.question == Question::Recordings {
-            text += "; files of traced calls do not say how their times vary: calls are assumed to be independent and to take equally long";
+        if self.is_traced && self.found.question == Question::Recordings {
+            amounts += "; files of traced calls do not say how their times vary: calls are assumed to be independent and to take equally long";
         }
-        text += &format!("\n{}{}\n\n", found.question, self.of_runs());
-        for (old, new) in &found.renamed {
-            text += &format!(
-                "renamed: {} is now {}; their functions are compared\n",
+        lines.push(amounts);
+        lines.push(format!("{}{}", self.found.question, self.of_runs()));
+        lines
+    }
+
+    /// Which files were renamed, line by line.
+    pub fn renamed(&self) -> Vec<String> {
+        let line_of = |(old, new): &(&str, &str)| {
+            format!(
+                "renamed: {} is now {}; their functions are compared",
                 line(old),
                 line(new)
-            );
-        }
-        let mut rows = self.rows(filters);
-        let all = found.all.as_ref().map(|all| {
-            (
-                all,
-                ReportRow {
-                    name: "[all]".into(),
-                    ..ReportRow::default()
-                },
             )
+        };
+        self.found.renamed.iter().map(line_of).collect()
+    }
+
+    /// After `no`, if no row is significant: `significant change of ...`.
+    pub fn nothing_significant(&self) -> String {
+        let but_all = match &self.found.all {
+            Some(all) if all.is_significant() => " of a row, only of all rows together",
+            _ => "",
+        };
+        format!("{}{but_all}{}", self.what_counts(), self.detection_limit())
+    }
+
+    pub fn table(&self, filters: &[row_filter::RowFilter], style: &TerminalStyle) -> String {
+        let Text { options, found, .. } = self;
+        let [about, renamed] = [self.about(), self.renamed()].map(|lines| {
+            let lines = lines.into_iter().map(|text| text + "\n");
+            lines.collect::<String>()
         });
-        if let Some(all) = all {
-            rows.insert(0, all);
-        }
+        let mut text = format!("{about}\n{renamed}");
+        let rows = self.rows_with_all(filters);
         let significant = found.rows.iter().filter(|row| row.is_significant()).count();
         if significant == 0 {
-            let but_all = match &found.all {
-                Some(all) if all.is_significant() => " of a row, only of all rows together",
-                _ => "",
-            };
-            text += &format!("no {}{but_all}{}\n", self.what_counts(), self.detection_limit());
+            text += &format!("no {}\n", self.nothing_significant());
         }
         if !rows.is_empty() {
             text += &self.draw(&rows, style);
@@ -146,7 +168,7 @@ impl Text<'_> {
             text += &style.paint(Color::Dim, hidden);
         }
         if found.rows.iter().any(|row| row.makes_up) {
-            text += "*: makes up for other rows: its part of what these leave is as before\n";
+            text += &format!("*: {MAKES_UP}\n");
         }
         if found.rows.iter().any(|row| row.interpreter_internal) {
             text += &style.paint(
@@ -273,7 +295,7 @@ impl Text<'_> {
         format!("{}, {unit}", self.amounts())
     }
 
-    fn unit(&self) -> &'static str {
+    pub fn unit(&self) -> &'static str {
         match self.normalization {
             Normalization::Time => "s",
             Normalization::Number => "calls",
@@ -281,7 +303,7 @@ impl Text<'_> {
         }
     }
 
-    fn amount(&self, value: f64, sign: bool) -> String {
+    pub fn amount(&self, value: f64, sign: bool) -> String {
         let text = match self.normalization {
             Normalization::Time => format!("{value:+.3}"),
             // The mean of runs is no whole number.
@@ -296,17 +318,45 @@ impl Text<'_> {
         }
     }
 
+    /// The title of the column of intervals, if there are any.
+    pub fn intervals(&self) -> Option<&'static str> {
+        match self.normalization {
+            Normalization::Number if !self.found.rows.iter().any(Change::varies) => None,
+            Normalization::Number => Some("VARIES"),
+            _ => Some("INTERVAL"),
+        }
+    }
+
+    pub fn title_of_rows(&self) -> &'static str {
+        match self.options.by {
+            DiffBy::Function => "FUNCTION",
+            DiffBy::Module => "MODULE",
+            DiffBy::Label => "LABEL",
+        }
+    }
+
+    /// The amounts of a row in words: `1.200 s before, 1.600 s after: +0.400 s (+0.300 to +0.500)`.
+    pub fn words(&self, change: &Change<'_>) -> String {
+        let shown = |value: f64, sign: bool| format!("{} {}", self.amount(value, sign), self.unit());
+        let interval = match self.interval(change) {
+            interval if interval.is_empty() => interval,
+            interval => format!(" ({interval})"),
+        };
+        format!(
+            "{} before, {} after: {}{interval}",
+            shown(change.before, false),
+            shown(change.after, false),
+            shown(change.change(), true),
+        )
+    }
+
     fn draw(&self, rows: &[(&Change<'_>, ReportRow)], style: &TerminalStyle) -> String {
         let (before, after) = match self.normalization {
             Normalization::Number => ("BEFORE".into(), "AFTER".into()),
             _ => (format!("BEFORE {}", self.unit()), format!("AFTER {}", self.unit())),
         };
         let functions = self.options.by == DiffBy::Function;
-        let intervals = match self.normalization {
-            Normalization::Number if !self.found.rows.iter().any(Change::varies) => None,
-            Normalization::Number => Some("VARIES"),
-            _ => Some("INTERVAL"),
-        };
+        let intervals = self.intervals();
         let mut columns = vec![
             (&*before, Overflow::Number),
             (&*after, Overflow::Number),
@@ -316,12 +366,7 @@ impl Text<'_> {
         if functions {
             columns.push(("KIND", Overflow::Word));
         }
-        let title = match self.options.by {
-            DiffBy::Function => "FUNCTION",
-            DiffBy::Module => "MODULE",
-            DiffBy::Label => "LABEL",
-        };
-        columns.push((title, Overflow::Start));
+        columns.push((self.title_of_rows(), Overflow::Start));
         columns.push((if functions { "WHERE" } else { "" }, Overflow::End));
         let cells = |(change, row): &(&Change<'_>, ReportRow)| {
             let tint = if !change.is_significant() || change.makes_up {
@@ -357,7 +402,7 @@ impl Text<'_> {
     }
 
     /// The interval of a row, or why it has none; of a number, between which ones it varies.
-    fn interval(&self, change: &Change<'_>) -> String {
+    pub fn interval(&self, change: &Change<'_>) -> String {
         if let Some(ranges) = change.ranges {
             if !change.varies() {
                 return String::new();
