@@ -318,6 +318,8 @@ class Profiler:
     def _start(self) -> None:
         global _running
         if _running is not None and _running._is_running():
+            _running._give_way()
+        if _running is not None and _running._is_running():
             raise RuntimeError(
                 "another Profiler is already running in this process; stop it first"
                 if _running is not self
@@ -363,6 +365,9 @@ class Profiler:
 
     def _is_running(self) -> bool:
         return self._recorder is not None and self._recorder.is_current_process()
+
+    def _give_way(self) -> None:
+        """Called when another profiler is to start while this one runs; one that may be interrupted stops itself."""
 
     def _abandon(self) -> None:
         if self._is_running():

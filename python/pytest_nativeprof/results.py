@@ -1,0 +1,147 @@
+"""What is known of each test: CPU time by phase, and calls. The runs in a directory."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from nativeprof import _files
+
+PHASES = ("setup", "call", "teardown")
+
+# A label has room for 255 bytes.
+_MOST_BYTES = 200
+# Of a file of results that is read.
+_MOST_FILE = 1 << 28
+
+# File, first line and name of a function.
+Calls = dict[str, int]
+
+
+def label_of(nodeid: str) -> str:
+    """The value of the label ``test``: the id, with escapes for what is not printable.
+
+    Long ones are cut, and end in a hash, so different ids have different labels.
+    """
+    text = nodeid
+    if not text.isprintable():
+        text = "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+    if len(text) * 4 <= _MOST_BYTES:
+        return text
+    content = text.encode("utf-8", "backslashreplace")
+    if len(content) <= _MOST_BYTES:
+        return text
+    digest = hashlib.sha256(nodeid.encode("utf-8", "surrogatepass")).hexdigest()[:12]
+    return f"{content[: _MOST_BYTES - 16].decode('utf-8', 'ignore')}...{digest}"
+
+
+@dataclass
+class TestResult:
+    """What a test took, by its label.
+
+    ``cpu`` has seconds of the process's CPU time for each phase, ``calls`` how often its call began each Python function, if that was
+    counted.
+    """
+
+    __test__ = False
+
+    cpu: dict[str, float] = field(default_factory=dict)
+    calls: Calls | None = None
+
+    def add(self, other: TestResult) -> None:
+        """Adds another run of the test, or another test with the same id."""
+        for phase, seconds in other.cpu.items():
+            self.cpu[phase] = self.cpu.get(phase, 0.0) + seconds
+        if other.calls is not None:
+            calls = self.calls = self.calls or {}
+            for function, count in other.calls.items():
+                calls[function] = calls.get(function, 0) + count
+
+    @property
+    def seconds(self) -> float:
+        """CPU time of all phases."""
+        return sum(self.cpu.values())
+
+    @property
+    def number_of_calls(self) -> int | None:
+        """Calls of all Python functions, if they were counted."""
+        return None if self.calls is None else sum(self.calls.values())
+
+    def to_json(self) -> dict[str, Any]:
+        """As it is in files and reports."""
+        return {"cpu": self.cpu} if self.calls is None else {"cpu": self.cpu, "calls": self.calls}
+
+    @staticmethod
+    def from_json(value: Any) -> TestResult:
+        """The opposite. What has another form is left out."""
+        found = value if isinstance(value, dict) else {}
+
+        def numbers(key: str, kinds: tuple[type, ...]) -> dict[str, Any] | None:
+            given = found.get(key)
+            if not isinstance(given, dict):
+                return None
+            return {str(k): v for k, v in given.items() if isinstance(v, kinds) and not isinstance(v, bool)}
+
+        return TestResult(numbers("cpu", (int, float)) or {}, numbers("calls", (int,)))
+
+
+Results = dict[str, TestResult]
+
+
+@dataclass
+class Run:
+    """A run in a directory: the file of its profile, and its results."""
+
+    profile: Path
+    results: Results
+
+
+def new_name() -> str:
+    """A name for the files of this run, which no other one has; in the order of time."""
+    return f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{os.getpid()}"
+
+
+def write(directory: Path, name: str, mode: str, results: Results) -> None:
+    """Writes the results of a run to ``DIRECTORY/tests/NAME.json``."""
+    (directory / "tests").mkdir(exist_ok=True)
+    content = {
+        "version": 1,
+        "mode": mode,
+        "python": platform.python_version(),
+        "tests": {label: result.to_json() for label, result in results.items()},
+    }
+    with _files.replacing(directory / "tests" / f"{name}.json") as path, open(path, "w", encoding="utf-8") as file:
+        json.dump(content, file)
+
+
+def runs(directory: Path, notes: list[str]) -> list[Run]:
+    """The runs in a directory, oldest first. What cannot be read is left out, and added to ``notes``."""
+    found = []
+    for profile in sorted(directory.glob("*.json.gz")):
+        path = directory / "tests" / (profile.name[: -len(".json.gz")] + ".json")
+        try:
+            if path.stat().st_size > _MOST_FILE:
+                raise ValueError(f"it is larger than {_MOST_FILE >> 20} MiB")
+            content = json.loads(path.read_bytes())
+            if not isinstance(content, dict) or content.get("version") != 1 or not isinstance(content.get("tests"), dict):
+                raise ValueError("it has another format")
+        except (OSError, ValueError, RecursionError) as error:
+            notes.append(f"{path} is left out, with the profile of its run: {error}")
+            continue
+        if content.get("python") != platform.python_version():
+            notes.append(f"{profile} is of Python {content.get('python')}, this run of {platform.python_version()}")
+        tests = content["tests"].items()
+        found.append(Run(profile, {str(label): TestResult.from_json(value) for label, value in tests}))
+    return found
+
+
+def hottest(results: Results, most: int) -> Iterable[tuple[str, TestResult]]:
+    """The tests with the most CPU time, most first."""
+    return sorted(results.items(), key=lambda item: -item[1].seconds)[:most]
