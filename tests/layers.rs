@@ -41,6 +41,7 @@ const UNSAFE: &[&str] = &[
     "sys/files.rs",
     "sys/interrupts.rs",
     "sys/memory.rs",
+    "sys/pagemap.rs",
     "sys/perf.rs",
     "sys/process.rs",
     "sys/ptrace.rs",

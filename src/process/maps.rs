@@ -5,8 +5,11 @@
 pub struct Mapping {
     pub start: u64,
     pub end: u64,
+    pub readable: bool,
     pub writable: bool,
     pub executable: bool,
+    /// What is written is seen by all that map it.
+    pub shared: bool,
     /// Offset in the file, bytes.
     pub offset: u64,
     /// The file's device, major and minor number.
@@ -27,7 +30,8 @@ pub fn find(text: &[u8], avma: u64) -> Option<Mapping> {
     lines.find(|m| (m.start..m.end).contains(&avma))
 }
 
-fn line(line: &[u8]) -> Option<Mapping> {
+/// A line of the file, without its end.
+pub(super) fn line(line: &[u8]) -> Option<Mapping> {
     let mut rest = line;
     let mut word = || {
         while let [b' ', tail @ ..] = rest {
@@ -50,8 +54,10 @@ fn line(line: &[u8]) -> Option<Mapping> {
     Some(Mapping {
         start,
         end,
+        readable: permissions[0] == b'r',
         writable: permissions[1] == b'w',
         executable: permissions[2] == b'x',
+        shared: permissions[3] == b's',
         offset: u64::from_str_radix(offset, 16).ok()?,
         device: (number(major)?, number(minor)?),
         inode,

@@ -22,6 +22,7 @@ pub mod memory;
 pub mod modules;
 pub mod rerun;
 pub mod root;
+pub mod smaps;
 pub mod snapshot;
 pub mod system;
 pub mod thread_context;

@@ -4,7 +4,7 @@
 use std::cell::RefCell;
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
-use std::io::Read;
+use std::io::{self, Read};
 use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
@@ -163,17 +163,7 @@ pub struct LiveSystem;
 
 impl System for LiveSystem {
     fn maps(&self, pid: Pid) -> Result<Vec<u8>> {
-        procfs::read_bytes(format!("/proc/{pid}/maps")).map_err(|e| match e.raw_os_error() {
-            // ESRCH if it has exited since the file was opened (fs/proc/task_mmu.c, m_start).
-            Some(libc::ENOENT | libc::ESRCH) => Error::no_process(pid),
-            _ => {
-                let what = format!("cannot read the memory map of process {pid}");
-                match checks::memory(pid) {
-                    Some(missing) => missing.error(what),
-                    None => Error::io(what, e).hint("check `sudo dmesg | tail` for a security module that forbids it"),
-                }
-            }
-        })
+        procfs::read_bytes(format!("/proc/{pid}/maps")).map_err(|e| maps_error(pid, e))
     }
 
     fn stack_end(&self, pid: Pid) -> u64 {
@@ -283,6 +273,21 @@ impl System for LiveSystem {
         let table = File::open(format!("/proc/{pid}/net/{name}")).ok()?;
         table.take(MAX_TABLE).read_to_end(&mut bytes).ok()?;
         Some(String::from_utf8_lossy(&bytes).into_owned())
+    }
+}
+
+/// The error of a list of mappings that could not be read.
+pub fn maps_error(pid: Pid, e: io::Error) -> Error {
+    match e.raw_os_error() {
+        // ESRCH if it has exited since the file was opened (fs/proc/task_mmu.c, m_start).
+        Some(libc::ENOENT | libc::ESRCH) => Error::no_process(pid),
+        _ => {
+            let what = format!("cannot read the memory map of process {pid}");
+            match checks::memory(pid) {
+                Some(missing) => missing.error(what),
+                None => Error::io(what, e).hint("check `sudo dmesg | tail` for a security module that forbids it"),
+            }
+        }
     }
 }
 

@@ -11,6 +11,7 @@ pub mod directory_watch;
 pub mod files;
 pub mod interrupts;
 pub mod memory;
+pub mod pagemap;
 pub mod perf;
 pub mod process;
 pub mod procfs;

@@ -291,6 +291,13 @@ pub fn stack_end(pid: Pid) -> u64 {
     stat_field(pid, 28).unwrap_or(0)
 }
 
+/// Size of the stack that a new thread gets by default, bytes: the soft limit in `/proc/PID/limits`. `None`: unlimited, or unknown.
+pub fn stack_limit(pid: Pid) -> Option<u64> {
+    let text = read_text(format!("/proc/{pid}/limits")).ok()?;
+    let values = text.lines().find_map(|line| line.strip_prefix("Max stack size"))?;
+    values.split_ascii_whitespace().next()?.parse().ok()
+}
+
 /// Address of a program's code: `startcode`, field 26 of /proc/PID/stat (0 without permission).
 pub fn code_start(pid: Pid) -> u64 {
     stat_field(pid, 26).unwrap_or(0)

@@ -167,6 +167,8 @@ fn mapping(start: u64, end: u64, path: &str) -> Mapping {
     Mapping {
         start,
         end,
+        readable: true,
+        shared: false,
         writable: true,
         executable: false,
         offset: 0,
