@@ -19,6 +19,7 @@
 //! - `interleave` puts both into calling order by stack address; it is pure.
 //! - `counts` counts raw stacks as prefixes, and `resolve` names each frame once, at the end.
 //! - `profile` holds, compares, merges, reads and writes finished profiles; `export` writes the formats of other tools.
+//! - `heap` says what the memory of a process is made of.
 //! - `history` writes and lists directories of segments.
 //! - `mcp` answers the requests of language models, by running the program's own commands.
 //! - `push` sends the segments of a history to receivers.
@@ -71,6 +72,8 @@ pub mod cpython_layout;
 pub mod edges;
 #[doc(hidden)]
 pub mod event;
+#[doc(hidden)]
+pub mod heap;
 #[doc(hidden)]
 pub mod history;
 #[doc(hidden)]

@@ -27,7 +27,7 @@ const RANKS: &[&[&str]] = &[
     &["history", "privileges", "tui"],
     &["process"],
     &["capture", "cpython", "edges"],
-    &["resolve", "tape"],
+    &["heap", "resolve", "tape"],
     &["session"],
     &["host", "in_process"],
     &["mcp", "push"],
