@@ -120,6 +120,7 @@ pub fn main() -> ExitCode {
             done => done.map(drop),
         },
         args::Command::Dump(d) => commands::dump::dump(&d),
+        args::Command::Heap(h) => commands::heap::heap(&h),
         args::Command::Mcp(m) => commands::mcp::mcp(&m),
         args::Command::Host(h) => commands::host::host(&h),
         args::Command::Top(t) => commands::top::top(&t),

@@ -9,6 +9,7 @@ use crate::profile::import::READERS;
 
 mod compare;
 mod diff;
+mod heap;
 mod host;
 mod mcp;
 mod push;
@@ -16,6 +17,7 @@ mod shared;
 
 pub use compare::{CompareCommand, CompareValue, RunNumber};
 pub use diff::{DiffBy, DiffCommand, DiffFormat, Limit, Normalize};
+pub use heap::{HeapCommand, HeapFormat};
 pub use host::{Host, HostFilterArgs, LogFormatArg};
 pub use mcp::McpCommand;
 pub use push::{CredentialArgs, PushCommand};
@@ -52,6 +54,10 @@ pub enum Command {
                             sudo nativeprof dump 1234 --tasks"
     )]
     Dump(Dump),
+    /// Print what the memory of a running process is made of: Python's objects by type, the C heap, files, stacks
+    #[command(after_help = "The process is neither stopped nor changed.\n\n\
+                            Examples:\n  sudo nativeprof heap 1234\n  sudo nativeprof heap server.py --format json")]
+    Heap(HeapCommand),
     /// Show the hottest functions of a process, live
     #[command(
         after_help = "Examples:\n  sudo nativeprof top 1234\n  nativeprof top -- python3 script.py\n\nPress ? for help."

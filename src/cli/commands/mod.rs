@@ -6,6 +6,7 @@ pub mod diff;
 pub mod doctor;
 pub mod dump;
 pub mod export;
+pub mod heap;
 pub mod host;
 pub mod mcp;
 pub mod merge;

@@ -1,0 +1,46 @@
+//! A census as JSON for programs; `docs/heap.schema.json` describes it.
+
+use serde_json::{Value, json};
+
+use super::Report;
+use crate::cli::output::JSON_VERSION;
+use crate::heap::mappings::Part;
+
+/// Rows of the lists of files and of anonymous mappings.
+const MAX_ROWS: usize = 1000;
+
+/// The report as JSON. Names are text: what is not UTF-8 in them becomes U+FFFD.
+pub fn json(report: &Report) -> Value {
+    let account = &report.census.account;
+    let amount = |part: &Part| account.parts.get(part).copied().unwrap_or(0);
+    let parts = Part::ALL
+        .iter()
+        .map(|part| json!({"name": part.name(), "bytes": amount(part)}));
+    let files = account.files.iter().take(MAX_ROWS).map(|file| {
+        json!({
+            "name": String::from_utf8_lossy(&file.name),
+            "private_bytes": file.private,
+            "shared_bytes": file.shared,
+        })
+    });
+    let anonymous = account.anonymous.iter().take(MAX_ROWS).map(|area| {
+        json!({
+            "address": area.range.start,
+            "mapped_bytes": area.range.end - area.range.start,
+            "rss_bytes": area.rss,
+            "name": String::from_utf8_lossy(&area.name),
+        })
+    });
+    json!({
+        "version": JSON_VERSION,
+        "pid": report.pid,
+        "command": report.command,
+        "rss_bytes": account.rss,
+        "swap_bytes": account.swap,
+        "hugetlb_bytes": account.hugetlb,
+        "parts": parts.collect::<Vec<_>>(),
+        "files": files.collect::<Vec<_>>(),
+        "anonymous": anonymous.collect::<Vec<_>>(),
+        "notes": report.census.notes,
+    })
+}

@@ -1,0 +1,124 @@
+//! A census as text for people.
+
+use std::fmt::Write;
+
+use super::Report;
+use crate::cli::output::style::{Color, TerminalStyle};
+use crate::cli::output::table::{self, Cell, Overflow, plain};
+use crate::escape::line;
+use crate::heap::mappings::{Account, Part};
+use crate::profile::values::Unit;
+
+/// Rows of the tables of files and of anonymous mappings.
+const MAX_ROWS: usize = 8;
+
+/// The report as text; names are escaped for terminals.
+pub fn text(report: &Report, style: &TerminalStyle) -> String {
+    let account = &report.census.account;
+    let process = style.paint(Color::Bold, &format!("Process {}", report.pid));
+    let mut out = format!("{process}: {}\n", line(&report.command));
+    let _ = writeln!(
+        out,
+        "resident {}, swapped out {}, huge pages {}\n",
+        bytes(account.rss),
+        bytes(account.swap),
+        bytes(account.hugetlb)
+    );
+    out += &parts(account, style);
+    out += &files(account, style);
+    out += &anonymous(account, style);
+    for note in &report.census.notes {
+        let _ = write!(out, "\n{}", line(note));
+    }
+    if !report.census.notes.is_empty() {
+        out.push('\n');
+    }
+    out
+}
+
+fn bytes(amount: u64) -> String {
+    Unit::Bytes.show(amount)
+}
+
+fn percent(amount: u64, all: u64) -> String {
+    format!("{:.1} %", 100.0 * amount as f64 / (all as f64).max(1.0))
+}
+
+fn parts(account: &Account, style: &TerminalStyle) -> String {
+    let row = |part: &Part| {
+        let amount = account.parts.get(part).copied().filter(|amount| *amount > 0)?;
+        Some(vec![
+            plain(bytes(amount)),
+            plain(percent(amount, account.rss)),
+            plain(part.text()),
+        ])
+    };
+    let rows: Vec<Vec<Cell>> = Part::ALL.iter().filter_map(row).collect();
+    table::rows(&[Overflow::Number, Overflow::Number, Overflow::Start], &rows, style)
+}
+
+fn files(account: &Account, style: &TerminalStyle) -> String {
+    let shown = account.files.iter().take(MAX_ROWS);
+    let row =
+        |(private, shared, name): (u64, u64, String)| vec![plain(bytes(private)), plain(bytes(shared)), plain(name)];
+    let mut rows: Vec<Vec<Cell>> = shown
+        .map(|file| {
+            row((
+                file.private,
+                file.shared,
+                String::from_utf8_lossy(&file.name).into_owned(),
+            ))
+        })
+        .collect();
+    let others = account.files.get(MAX_ROWS..).unwrap_or_default();
+    if !others.is_empty() {
+        let sum = |of: fn(&crate::heap::mappings::FileUse) -> u64| others.iter().map(of).sum();
+        rows.push(row((
+            sum(|f| f.private),
+            sum(|f| f.shared),
+            format!("{} others", others.len()),
+        )));
+    }
+    let columns = [
+        ("PRIVATE", Overflow::Number),
+        ("SHARED", Overflow::Number),
+        ("FILE", Overflow::End),
+    ];
+    section(&columns, &rows, style)
+}
+
+fn anonymous(account: &Account, style: &TerminalStyle) -> String {
+    let shown = account.anonymous.iter().take(MAX_ROWS);
+    let mut rows: Vec<Vec<Cell>> = shown
+        .map(|area| {
+            let (range, name) = (&area.range, String::from_utf8_lossy(&area.name));
+            vec![
+                plain(bytes(area.rss)),
+                plain(bytes(range.end - range.start)),
+                plain(format!("{:#x} {name}", range.start).trim_end()),
+            ]
+        })
+        .collect();
+    let others = account.anonymous.get(MAX_ROWS..).unwrap_or_default();
+    if !others.is_empty() {
+        rows.push(vec![
+            plain(bytes(others.iter().map(|area| area.rss).sum())),
+            plain(bytes(others.iter().map(|area| area.range.end - area.range.start).sum())),
+            plain(format!("{} others", others.len())),
+        ]);
+    }
+    let columns = [
+        ("RESIDENT", Overflow::Number),
+        ("MAPPED", Overflow::Number),
+        ("OTHER ANONYMOUS MEMORY AT", Overflow::Start),
+    ];
+    section(&columns, &rows, style)
+}
+
+/// A table below an empty line; nothing without rows.
+fn section(columns: &[(&str, Overflow)], rows: &[Vec<Cell>], style: &TerminalStyle) -> String {
+    if rows.is_empty() {
+        return String::new();
+    }
+    format!("\n{}", table::draw(columns, rows, style))
+}
