@@ -3,11 +3,13 @@
 //! - `census` has the order of the steps.
 //! - `present` says which pages are in memory. Only these are read: reading another one would bring it into the target.
 //! - `mappings` divides the resident memory of a process into parts that sum to it; `stacks` finds the stacks of its threads.
+//! - `glibc` finds the arenas of the C library and walks their chunks.
 //! - `estimate` has what is known from a sample: a value with its interval.
 //! - `python` counts the objects of Python by type.
 
 pub mod census;
 pub mod estimate;
+pub mod glibc;
 pub mod mappings;
 pub mod present;
 pub mod python;

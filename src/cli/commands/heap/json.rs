@@ -4,6 +4,7 @@ use serde_json::{Value, json};
 
 use super::Report;
 use crate::cli::output::JSON_VERSION;
+use crate::heap::glibc::{ArenaUse, Glibc};
 use crate::heap::mappings::Part;
 
 /// Rows of the lists of files and of anonymous mappings.
@@ -38,9 +39,37 @@ pub fn json(report: &Report) -> Value {
         "rss_bytes": account.rss,
         "swap_bytes": account.swap,
         "hugetlb_bytes": account.hugetlb,
+        "types": [],
         "parts": parts.collect::<Vec<_>>(),
+        "glibc": report.census.glibc.as_ref().map(glibc),
         "files": files.collect::<Vec<_>>(),
         "anonymous": anonymous.collect::<Vec<_>>(),
         "notes": report.census.notes,
+    })
+}
+
+fn glibc(heap: &Glibc) -> Value {
+    let sum = |of: fn(&ArenaUse) -> u64| heap.arenas.iter().map(of).sum::<u64>();
+    let arenas = heap.arenas.iter().map(|arena| {
+        json!({
+            "address": arena.address,
+            "is_main": arena.is_main,
+            "system": arena.system,
+            "in_use": arena.in_use,
+            "free": arena.free,
+            "free_resident": arena.free_resident,
+            "returnable": arena.returnable,
+            "not_read": arena.lost,
+        })
+    });
+    json!({
+        "system": sum(|arena| arena.system) + heap.mapped,
+        "in_use": sum(|arena| arena.in_use),
+        "free": sum(|arena| arena.free),
+        "free_resident": sum(|arena| arena.free_resident),
+        "returnable": sum(|arena| arena.returnable),
+        "not_read": sum(|arena| arena.lost),
+        "mapped": heap.mapped,
+        "arenas": arenas.collect::<Vec<_>>(),
     })
 }

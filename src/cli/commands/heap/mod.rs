@@ -3,6 +3,8 @@
 mod json;
 mod text;
 
+use std::time::Duration;
+
 use crate::cli::args::{ColorWhen, HeapCommand, HeapFormat};
 use crate::cli::discover;
 use crate::cli::live::check_readable;
@@ -10,10 +12,13 @@ use crate::cli::output::style::TerminalStyle;
 use crate::cli::output::table;
 use crate::error::{Error, Result};
 use crate::event::Pid;
-use crate::heap::census::Census;
+use crate::heap::census::{Census, CensusOptions};
 use crate::privileges::credentials::Caps;
 use crate::privileges::phases;
 use crate::sys::procfs;
+
+/// Time for everything, with `--all`.
+const ALL: Duration = Duration::from_secs(600);
 
 /// A census, and of what.
 struct Report {
@@ -31,10 +36,17 @@ pub fn heap(options: &HeapCommand) -> Result<()> {
     phases::switch_to_invoking_user()?;
     check_readable(pid, "reading the memory of")?;
     phases::restrict_to_setup(Caps::NONE)?;
+    let what = CensusOptions {
+        budget: if options.all {
+            ALL
+        } else {
+            Duration::from_secs_f64(options.budget)
+        },
+    };
     let report = Report {
         pid,
         command: procfs::command_line(pid),
-        census: Census::take(pid)?,
+        census: Census::take(pid, &what)?,
     };
     phases::drop_all()?;
     let text = match options.format {

@@ -1,11 +1,13 @@
 //! A census as text for people.
 
+use std::cmp::Reverse;
 use std::fmt::Write;
 
 use super::Report;
 use crate::cli::output::style::{Color, TerminalStyle};
 use crate::cli::output::table::{self, Cell, Overflow, plain};
 use crate::escape::line;
+use crate::heap::glibc::{ArenaUse, Glibc};
 use crate::heap::mappings::{Account, Part};
 use crate::profile::values::Unit;
 
@@ -25,6 +27,9 @@ pub fn text(report: &Report, style: &TerminalStyle) -> String {
         bytes(account.hugetlb)
     );
     out += &parts(account, style);
+    if let Some(glibc) = &report.census.glibc {
+        out += &arenas(glibc, style);
+    }
     out += &files(account, style);
     out += &anonymous(account, style);
     for note in &report.census.notes {
@@ -55,6 +60,46 @@ fn parts(account: &Account, style: &TerminalStyle) -> String {
     };
     let rows: Vec<Vec<Cell>> = Part::ALL.iter().filter_map(row).collect();
     table::rows(&[Overflow::Number, Overflow::Number, Overflow::Start], &rows, style)
+}
+
+fn arenas(glibc: &Glibc, style: &TerminalStyle) -> String {
+    let mut arenas: Vec<&ArenaUse> = glibc.arenas.iter().collect();
+    arenas.sort_by_key(|arena| Reverse(arena.system));
+    let row = |amounts: [u64; 4], name: String| {
+        let cells = amounts.into_iter().map(|amount| plain(bytes(amount)));
+        cells.chain([plain(name)]).collect::<Vec<Cell>>()
+    };
+    let amounts = |arena: &ArenaUse| [arena.in_use, arena.free, arena.free_resident, arena.returnable];
+    let mut rows: Vec<Vec<Cell>> = arenas
+        .iter()
+        .take(MAX_ROWS)
+        .map(|arena| {
+            let name = if arena.is_main {
+                "main".into()
+            } else {
+                format!("{:#x}", arena.address)
+            };
+            row(amounts(arena), name)
+        })
+        .collect();
+    let others = arenas.get(MAX_ROWS..).unwrap_or_default();
+    if !others.is_empty() {
+        let mut sums = [0; 4];
+        for arena in others {
+            sums.iter_mut()
+                .zip(amounts(arena))
+                .for_each(|(sum, amount)| *sum += amount);
+        }
+        rows.push(row(sums, format!("{} others", others.len())));
+    }
+    let columns = [
+        ("IN USE", Overflow::Number),
+        ("FREE", Overflow::Number),
+        ("RESIDENT", Overflow::Number),
+        ("FOR MALLOC_TRIM", Overflow::Number),
+        ("C ARENA", Overflow::Start),
+    ];
+    section(&columns, &rows, style)
 }
 
 fn files(account: &Account, style: &TerminalStyle) -> String {

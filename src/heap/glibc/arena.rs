@@ -1,0 +1,368 @@
+//! Arenas: found by their shape in the data of the C library, and checked.
+
+use std::ops::Range;
+
+use super::Target;
+use super::walk::{HEADER, Segment};
+use crate::event::PAGE;
+use crate::process::memory::Memory;
+use crate::process::smaps::{Area, Smaps};
+
+/// Places in `struct malloc_state`, bytes.
+const FASTBINS: u64 = 16;
+const TOP: u64 = 96;
+const BINS: u64 = 112;
+const NEXT: u64 = 2160;
+const SYSTEM_MEM: u64 = 2184;
+const MAX_SYSTEM_MEM: u64 = 2192;
+const STATE_SIZE: u64 = 2200;
+const FASTBIN_COUNT: usize = 10;
+/// Bins, of two words each: the ends of a list, which point to the bin itself less [`HEADER`] if it is empty.
+const BIN_COUNT: usize = 127;
+/// How many of the bins of the main arena must be empty, at least.
+const MIN_EMPTY: usize = 40;
+/// Heaps of arenas other than the main one begin at multiples of this (`HEAP_MAX_SIZE`), with `heap_info`.
+const HEAP_SIZE: u64 = 64 << 20;
+/// Places in `heap_info`, and the largest that it may be.
+const HEAP_ARENA: u64 = 0;
+const HEAP_PREVIOUS: u64 = 8;
+const HEAP_BYTES: u64 = 16;
+const MAX_HEAP_INFO: u64 = 128;
+
+/// Bytes of data that are searched.
+const MAX_DATA: u64 = 16 << 20;
+const MAX_ARENAS: usize = 4096;
+/// Heaps of one arena: 64 GiB.
+const MAX_HEAPS: usize = 1024;
+/// Chunks in the fastbins of one arena.
+const MAX_QUICK: u32 = 10_000;
+
+/// An arena.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Arena {
+    /// avma of its `malloc_state`.
+    pub address: u64,
+    pub is_main: bool,
+    /// What it got from the kernel, bytes.
+    pub system: u64,
+    pub segments: Vec<Segment>,
+    /// The part of `system` that is in no segment: where that is, is not known.
+    pub missing: u64,
+}
+
+/// A copy of a `malloc_state`.
+struct State<'a> {
+    address: u64,
+    bytes: &'a [u8],
+}
+
+impl State<'_> {
+    fn word(&self, at: u64) -> Option<u64> {
+        let bytes = self.bytes.get(usize::try_from(at).ok()?..)?;
+        bytes.first_chunk().map(|bytes| u64::from_le_bytes(*bytes))
+    }
+
+    fn top(&self) -> Option<u64> {
+        self.word(TOP)
+    }
+
+    fn next(&self) -> Option<u64> {
+        self.word(NEXT)
+    }
+
+    fn system(&self) -> Option<u64> {
+        self.word(SYSTEM_MEM)
+    }
+
+    /// avma of the list that a bin is when it is empty.
+    fn empty(&self, bin: usize) -> u64 {
+        (self.address + BINS + 16 * bin as u64).wrapping_sub(HEADER)
+    }
+
+    /// Bins that are empty; `None` if one is neither that nor a list of chunks.
+    fn empty_bins(&self, smaps: &Smaps) -> Option<usize> {
+        let mut count = 0;
+        for bin in 0..BIN_COUNT {
+            let place = BINS + 16 * bin as u64;
+            let (first, last) = (self.word(place)?, self.word(place + 8)?);
+            let empty = self.empty(bin);
+            if (first, last) == (empty, empty) {
+                count += 1;
+            } else if ![first, last].into_iter().all(|chunk| is_chunk_address(smaps, chunk)) {
+                return None;
+            }
+        }
+        Some(count)
+    }
+
+    fn is_sound(&self, smaps: &Smaps) -> bool {
+        let words = (self.system(), self.word(MAX_SYSTEM_MEM), self.next(), self.top());
+        let (Some(system), Some(most), Some(next), Some(top)) = words else {
+            return false;
+        };
+        // Before its first allocation an arena has no memory, and its top is its first bin.
+        let has_top = if system == 0 {
+            top == self.empty(0)
+        } else {
+            is_chunk_address(smaps, top)
+        };
+        system <= most && system % PAGE == 0 && next != 0 && has_top && self.empty_bins(smaps).is_some()
+    }
+}
+
+/// Whether chunks may have this address: there is writable memory, and it is aligned.
+fn is_chunk_address(smaps: &Smaps, avma: u64) -> bool {
+    avma.is_multiple_of(HEADER)
+        && smaps
+            .area_of(avma)
+            .is_some_and(|area| area.is_writable && !area.is_shared && !area.is_file)
+}
+
+/// All arenas, the main one first.
+///
+/// # Errors
+/// Why there are none that can be read, as text.
+pub fn find(target: &Target) -> Result<Vec<Arena>, String> {
+    let places = data(target.smaps);
+    if places.is_empty() {
+        return Err(other_library(target.smaps).into());
+    }
+    let main = places.into_iter().find_map(|range| main_arena(target, range));
+    let Some(main) = main else {
+        return Err("the structures of the C library's heap are not those of glibc 2.27 to 2.42".into());
+    };
+    let memory = target.memory();
+    let (mut arenas, mut at) = (Vec::new(), main);
+    loop {
+        let mut bytes = [0; STATE_SIZE as usize];
+        if !memory.read(at, &mut bytes) {
+            return Err("an arena of the C library is not in memory".into());
+        }
+        let state = State {
+            address: at,
+            bytes: &bytes,
+        };
+        let arena = if at == main {
+            main_segments(target, &state)
+        } else {
+            heaps(target, &state)
+        };
+        let (Some(arena), Some(next)) = (arena, state.next()) else {
+            return Err("an arena of the C library has structures that are not those of glibc 2.27 to 2.42".into());
+        };
+        arenas.push(arena);
+        if next == main {
+            return Ok(arenas);
+        }
+        if arenas.len() >= MAX_ARENAS {
+            return Err("the list of the C library's arenas does not end".into());
+        }
+        at = next;
+    }
+}
+
+/// The writable data of glibc, with what is behind that of the file. A program without a C library may have it inside.
+fn data(smaps: &Smaps) -> Vec<Range<u64>> {
+    let is_glibc = |name: &[u8]| {
+        let base = name.rsplit(|c| *c == b'/').next().unwrap_or(name);
+        base.starts_with(b"libc.so.6") || base.starts_with(b"libc-2.")
+    };
+    let of = |is_meant: &dyn Fn(&Area) -> bool| {
+        let mut ranges = Vec::new();
+        let mut end_of_data = None;
+        for area in &smaps.areas {
+            let is_data = area.is_file && is_meant(area);
+            let is_behind = !area.is_file && smaps.name(area).is_empty() && end_of_data == Some(area.start);
+            if is_data || is_behind {
+                end_of_data = is_data.then_some(area.end);
+                if area.is_writable && !area.is_shared && area.end - area.start <= MAX_DATA {
+                    ranges.push(area.start..area.end);
+                }
+            }
+        }
+        ranges
+    };
+    let found = of(&|area| is_glibc(smaps.name(area)));
+    let loader = |area: &Area| {
+        smaps
+            .name(area)
+            .windows(4)
+            .any(|part| part == b"/ld-" || part == b"/ld.")
+    };
+    if !found.is_empty() || smaps.areas.iter().any(loader) {
+        return found;
+    }
+    let program = smaps
+        .areas
+        .iter()
+        .find(|area| area.is_file)
+        .map(|area| smaps.name(area));
+    of(&|area| Some(smaps.name(area)) == program)
+}
+
+/// Why there is no glibc.
+fn other_library(smaps: &Smaps) -> &'static str {
+    let has = |part: &[u8]| {
+        let mut names = smaps.areas.iter().map(|area| smaps.name(area));
+        names.any(|name| name.windows(part.len()).any(|piece| piece == part))
+    };
+    if has(b"/ld-musl") {
+        "the C library is musl, whose heap is not known here"
+    } else {
+        "no C library is mapped that is known here"
+    }
+}
+
+/// avma of the main arena in this range.
+fn main_arena(target: &Target, range: Range<u64>) -> Option<u64> {
+    let memory = target.memory();
+    for present in target.present.within(range) {
+        let mut bytes = vec![0; usize::try_from(present.end - present.start).ok()?];
+        if !memory.read(present.start, &mut bytes) {
+            continue;
+        }
+        let words: Vec<u64> = bytes
+            .chunks_exact(8)
+            .filter_map(|word| word.try_into().ok())
+            .map(u64::from_le_bytes)
+            .collect();
+        let address = |index: usize| present.start + 8 * index as u64;
+        let is_empty = |index: usize| {
+            let itself = address(index).wrapping_sub(HEADER);
+            words.get(index) == Some(&itself) && words.get(index + 1) == Some(&itself)
+        };
+        // How many of the words before each, two by two, are empty bins.
+        let mut before = vec![0usize; words.len() + 2];
+        for index in 0..words.len() {
+            before[index + 2] = before[index] + usize::from(is_empty(index));
+        }
+        let bins = (BINS / 8) as usize;
+        for start in (0..words.len().saturating_sub((STATE_SIZE / 8) as usize - 1)).step_by(2) {
+            let first = start + bins;
+            if before[first + 2 * BIN_COUNT] - before[first] < MIN_EMPTY {
+                continue;
+            }
+            let state = State {
+                address: address(start),
+                bytes: bytes.get(8 * start..)?,
+            };
+            if state.is_sound(target.smaps) {
+                return Some(state.address);
+            }
+        }
+    }
+    None
+}
+
+/// The main arena, whose memory is what the kernel calls `[heap]`.
+fn main_segments(target: &Target, state: &State) -> Option<Arena> {
+    let (system, top) = (state.system()?, state.top()?);
+    let mut arena = Arena {
+        address: state.address,
+        is_main: true,
+        system,
+        segments: Vec::new(),
+        missing: system,
+    };
+    let is_heap = |area: &&Area| target.smaps.name(area) == b"[heap]";
+    let start = target.smaps.areas.iter().find(is_heap).map(|area| area.start);
+    let in_heap = target.smaps.area_of(top).filter(is_heap);
+    // The kernel may have refused to extend it; then the rest is in mappings, which nothing says where they are.
+    if let (Some(start), Some(area)) = (start, in_heap) {
+        let end = top + chunk_size(target, top)?;
+        if end > area.end {
+            return None;
+        }
+        arena.missing = system.saturating_sub(end - start);
+        arena.segments.push(Segment {
+            range: start..end,
+            first: start,
+            top: Some(top),
+            is_main: true,
+        });
+    }
+    Some(arena)
+}
+
+/// Another arena, which has one heap or more.
+fn heaps(target: &Target, state: &State) -> Option<Arena> {
+    if !state.is_sound(target.smaps) {
+        return None;
+    }
+    let memory = target.memory();
+    let (system, top) = (state.system()?, state.top()?);
+    // `heap_info` is before the arena in its first heap, and its size is not the same in all versions.
+    let first_heap = state.address - state.address % HEAP_SIZE;
+    let info = state.address - first_heap;
+    if !(HEAP_BYTES + 8..=MAX_HEAP_INFO).contains(&info) {
+        return None;
+    }
+    let mut arena = Arena {
+        address: state.address,
+        is_main: false,
+        system,
+        segments: Vec::new(),
+        missing: system,
+    };
+    let mut heap = top - top % HEAP_SIZE;
+    for _ in 0..MAX_HEAPS {
+        let size = memory.u64(heap.checked_add(HEAP_BYTES)?)?;
+        let is_sound = memory.u64(heap + HEAP_ARENA)? == state.address && size <= HEAP_SIZE && size % PAGE == 0;
+        let has_top = (heap..heap.saturating_add(size)).contains(&top);
+        if !is_sound || has_top && top + chunk_size(target, top)? != heap + size {
+            return None;
+        }
+        let after = if heap == first_heap {
+            state.address + STATE_SIZE
+        } else {
+            heap + info
+        };
+        arena.missing = arena.missing.saturating_sub(size);
+        arena.segments.push(Segment {
+            range: heap..heap + size,
+            first: after.checked_next_multiple_of(HEADER)?,
+            top: has_top.then_some(top),
+            is_main: false,
+        });
+        if heap == first_heap {
+            return Some(arena);
+        }
+        heap = memory.u64(heap + HEAP_PREVIOUS)?;
+        if heap % HEAP_SIZE != 0 || arena.segments.iter().any(|segment| segment.range.start == heap) {
+            return None;
+        }
+    }
+    None
+}
+
+fn chunk_size(target: &Target, chunk: u64) -> Option<u64> {
+    let size = target.memory().u64(chunk.checked_add(8)?)? & !7;
+    // A heap is never as large as half of all addresses: sums do not overflow.
+    (size < 1 << 47).then_some(size)
+}
+
+/// Bytes of the chunks in an arena's fastbins, which are free and look as if they were in use.
+pub fn quick_free(target: &Target, arena: &Arena) -> u64 {
+    let memory = target.memory();
+    let (mut bytes, mut left) = (0u64, MAX_QUICK);
+    for bin in 0..FASTBIN_COUNT as u64 {
+        let mut at = memory.u64(arena.address + FASTBINS + 8 * bin).unwrap_or(0);
+        // Chunks of a bin have one size; the first two sizes are those of no use on 64-bit CPUs.
+        let size = (bin + 2) * HEADER;
+        while at != 0 && left > 0 && arena.segments.iter().any(|segment| segment.range.contains(&at)) {
+            left -= 1;
+            let (Some(head), Some(next)) = (memory.u64(at + 8), memory.u64(at + HEADER)) else {
+                break;
+            };
+            if head & !7 != size {
+                break;
+            }
+            bytes += size;
+            // Since glibc 2.32 a link is changed by its own address (`PROTECT_PTR`).
+            let plain = next ^ (at + HEADER) >> 12;
+            let is_link = |link: u64| link == 0 || link % HEADER == 0;
+            at = if is_link(plain) { plain } else { next };
+        }
+    }
+    bytes
+}

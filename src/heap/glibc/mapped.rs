@@ -1,0 +1,71 @@
+//! Chunks with a mapping of their own (`sysmalloc_mmap`): the kernel joins them with their neighbours, so one mapping may have many,
+//! and arenas of others in between. Each begins with its page: no chunk before it, and a size of whole pages with one flag.
+
+use std::ops::Range;
+
+use super::Target;
+use crate::event::PAGE;
+use crate::process::memory::Memory;
+use crate::process::smaps::Area;
+
+/// Pages that are looked at, at most.
+const MAX_PROBES: u64 = 1 << 16;
+/// Chunks that are found, at most.
+const MAX_CHUNKS: usize = 1 << 18;
+/// `IS_MMAPPED`, alone.
+const FLAG: u64 = 2;
+
+/// Finds them outside of what is `taken`, which is in ascending order. False: some may be missing.
+pub fn find(target: &Target, taken: &[Range<u64>]) -> (Vec<Range<u64>>, bool) {
+    let (mut chunks, mut probes) = (Vec::new(), MAX_PROBES);
+    let areas = target.smaps.areas.iter().filter(|area| may_have(target, area));
+    for area in areas {
+        if !find_in(target, area, taken, &mut chunks, &mut probes) {
+            return (chunks, false);
+        }
+    }
+    (chunks, true)
+}
+
+fn may_have(target: &Target, area: &Area) -> bool {
+    let is_named = target.smaps.name(area).starts_with(b"[") && !target.smaps.name(area).starts_with(b"[anon");
+    area.is_writable && !area.is_shared && !area.is_file && !is_named && area.usage.rss > 0
+}
+
+fn find_in(target: &Target, area: &Area, taken: &[Range<u64>], chunks: &mut Vec<Range<u64>>, probes: &mut u64) -> bool {
+    let memory = target.memory();
+    let mut next = taken.partition_point(|range| range.end <= area.start);
+    let mut at = area.start;
+    while at < area.end {
+        if let Some(range) = taken.get(next).filter(|range| range.start < at.saturating_add(PAGE)) {
+            at = at.max(range.end.next_multiple_of(PAGE));
+            next += 1;
+            continue;
+        }
+        let end = taken.get(next).map_or(area.end, |range| range.start.min(area.end));
+        let Some(present) = target.present.within(at..end).next() else {
+            at = end;
+            continue;
+        };
+        at = present.start;
+        if *probes == 0 || chunks.len() >= MAX_CHUNKS || (*probes).is_multiple_of(1 << 10) && target.is_over() {
+            return false;
+        }
+        *probes -= 1;
+        let mut head = [0; 16];
+        let size = memory.read(at, &mut head).then(|| size(&head, end - at)).flatten();
+        if let Some(size) = size {
+            chunks.push(at..at + size);
+        }
+        at += size.unwrap_or(PAGE);
+    }
+    true
+}
+
+/// Size of the chunk with this header, if it is one that fits in so many bytes.
+fn size(head: &[u8; 16], room: u64) -> Option<u64> {
+    let word = |at: usize| Some(u64::from_le_bytes(*head.get(at..)?.first_chunk()?));
+    let size = word(8)? & !7;
+    let is_chunk = word(0)? == 0 && word(8)? & 7 == FLAG && size > 0 && size % PAGE == 0 && size <= room;
+    is_chunk.then_some(size)
+}

@@ -1,0 +1,260 @@
+//! Heaps that were made by hand: sound ones, and those of a hostile target.
+
+use std::collections::BTreeMap;
+
+use super::*;
+use crate::heap::present::Present;
+use crate::process::memory::NoMemory;
+
+const PAGE: u64 = 4096;
+const DATA: u64 = 0x7f00_0000_0000;
+const MAIN: u64 = DATA + 0x40;
+const HEAP: u64 = 0x5555_0000_0000;
+const THREAD_HEAP: u64 = 0x7e00_0000_0000;
+const THREAD_ARENA: u64 = THREAD_HEAP + 48;
+
+/// Words by address; what is not set is zero.
+#[derive(Clone, Default)]
+struct Words(BTreeMap<u64, u64>);
+
+impl Words {
+    fn set(&mut self, at: u64, word: u64) {
+        self.0.insert(at, word);
+    }
+
+    /// A chunk in use, or one that the next one says is free.
+    fn chunk(&mut self, at: u64, size: u64, flags: u64) -> u64 {
+        self.set(at + 8, size | flags);
+        at + size
+    }
+
+    fn arena(&mut self, at: u64, top: u64, system: u64, next: u64) {
+        for bin in 0..127 {
+            let place = at + 112 + 16 * bin;
+            self.set(place, place - 16);
+            self.set(place + 8, place - 16);
+        }
+        self.set(at + 96, top);
+        self.set(at + 2160, next);
+        self.set(at + 2184, system);
+        self.set(at + 2192, system);
+    }
+}
+
+impl Memory for Words {
+    fn read(&self, avma: u64, buf: &mut [u8]) -> bool {
+        buf.fill(0);
+        let end = avma + buf.len() as u64;
+        for (at, word) in self.0.range(avma.saturating_sub(7)..end) {
+            for (i, byte) in word.to_le_bytes().into_iter().enumerate() {
+                let place = (at + i as u64).checked_sub(avma).map(|n| n as usize);
+                if let Some(to) = place.and_then(|place| buf.get_mut(place)) {
+                    *to = byte;
+                }
+            }
+        }
+        true
+    }
+}
+
+const HEAP_SIZE: u64 = 0x21000;
+const THREAD_SIZE: u64 = 0x30000;
+
+fn smaps() -> Smaps {
+    let area = |start: u64, size: u64, rest: &str| {
+        let rss = size / 1024;
+        format!("{start:x}-{:x} rw-p 0 {rest}\nRss: {rss} kB\n", start + size)
+    };
+    let text = [
+        area(HEAP, HEAP_SIZE, "00:00 0 [heap]"),
+        area(THREAD_HEAP, THREAD_SIZE, "00:00 0"),
+        area(0x7e80_0000_0000, 0x300_0000, "00:00 0"),
+        area(DATA, 2 * PAGE, "fd:01 7 /lib/libc.so.6"),
+    ];
+    Smaps::read(text.concat().as_bytes()).expect("text")
+}
+
+/// A main arena with two chunks in use, a free one between them and one in a fastbin; and one of a thread.
+fn sound() -> Words {
+    let mut words = Words::default();
+    let free = words.chunk(HEAP, 0x100, 1);
+    let used = words.chunk(free, 0x5000, 1);
+    words.set(used, 0x5000);
+    let quick = words.chunk(used, 0x12000, 0);
+    let last = words.chunk(quick, 0x30, 1);
+    words.set(quick + 16, (quick + 16) >> 12);
+    let top = words.chunk(last, 0x40, 1);
+    words.chunk(top, HEAP + HEAP_SIZE - top, 1);
+    words.arena(MAIN, top, HEAP_SIZE, THREAD_ARENA);
+    words.set(MAIN + 16 + 8, quick);
+    // `heap_info`: arena, heap before, size.
+    words.set(THREAD_HEAP, THREAD_ARENA);
+    words.set(THREAD_HEAP + 16, THREAD_SIZE);
+    let top = words.chunk(THREAD_HEAP + 48 + 2208, 0x1000, 5);
+    words.chunk(top, THREAD_HEAP + THREAD_SIZE - top, 1);
+    words.arena(THREAD_ARENA, top, THREAD_SIZE, MAIN);
+    // Two chunks with mappings of their own, with a gap.
+    words.set(0x7e80_0000_0008, 0x10_0002);
+    words.set(0x7e80_0020_0008, 0x20_1002);
+    words
+}
+
+fn all(smaps: &Smaps) -> Present {
+    smaps.areas.iter().map(|area| area.start..area.end).collect()
+}
+
+fn read_with(words: &Words, present: &Present) -> (Result<Glibc, String>, Vec<Claim>) {
+    let smaps = smaps();
+    let mut claims = Vec::new();
+    let target = Target {
+        smaps: &smaps,
+        present,
+        memory: words,
+        deadline: clock::now() + 5_000_000_000,
+    };
+    (read(&target, &mut claims), claims)
+}
+
+fn read_all(words: &Words) -> (Result<Glibc, String>, Vec<Claim>) {
+    read_with(words, &all(&smaps()))
+}
+
+#[test]
+fn a_sound_heap() {
+    let (glibc, claims) = read_all(&sound());
+    let glibc = glibc.expect("it is sound");
+    let top = HEAP_SIZE - 0x100 - 0x5000 - 0x12000 - 0x30 - 0x40;
+    let main = ArenaUse {
+        address: MAIN,
+        is_main: true,
+        system: HEAP_SIZE,
+        in_use: 0x100 + 0x12000 + 0x40,
+        free: 0x5000 + 0x30 + top,
+        free_resident: 0x5000 + 0x30 + top,
+        // In the free chunk the pages from 0x1000 to 0x5000, in the last one those from 0x18000 on.
+        returnable: 0x4000 + HEAP_SIZE - 0x18000,
+        lost: 0,
+    };
+    assert_eq!(glibc.arenas[0], main);
+    let thread = &glibc.arenas[1];
+    assert_eq!(
+        (thread.in_use, thread.free),
+        (48 + 2208 + 0x1000, THREAD_SIZE - 48 - 2208 - 0x1000)
+    );
+    assert_eq!(
+        (thread.returnable, thread.lost),
+        (0, 0),
+        "malloc_trim leaves the end of such arenas"
+    );
+    assert_eq!(glibc.mapped, 0x10_0000 + 0x20_1000);
+    let large: Vec<_> = glibc
+        .large
+        .iter()
+        .map(|block| (block.address, block.bytes, block.is_mapped))
+        .collect();
+    let expected = [
+        (HEAP + 0x5110, 0x12000, false),
+        (0x7e80_0000_0010, 0x10_0000, true),
+        (0x7e80_0020_0010, 0x20_1000, true),
+    ];
+    assert_eq!(large, expected);
+    assert!(glibc.is_complete);
+    let smaps = smaps();
+    let account = crate::heap::mappings::divide(&smaps, &all(&smaps), claims);
+    let part = |part: Part| account.parts.get(&part).copied().unwrap_or(0);
+    assert_eq!(part(Part::CFree), main.free + thread.free);
+    assert_eq!(part(Part::CInUse), main.in_use + thread.in_use);
+    assert_eq!(
+        (part(Part::CLarge), part(Part::CHeap), part(Part::Unknown)),
+        (glibc.mapped, 0, 0)
+    );
+}
+
+#[test]
+fn pages_that_are_not_in_memory_are_not_read() {
+    let mut present: Vec<Range<u64>> = smaps().areas.iter().map(|area| area.start..area.end).collect();
+    // In the free chunk: nothing is lost.
+    present.splice(..1, [HEAP..HEAP + 0x2000, HEAP + 0x4000..HEAP + HEAP_SIZE]);
+    let (glibc, _) = read_with(&sound(), &present.iter().cloned().collect());
+    let main = &glibc.expect("it is sound").arenas[0];
+    let (_, whole) = (0, read_all(&sound()).0.expect("it is sound").arenas[0].clone());
+    assert_eq!((main.in_use, main.free), (whole.in_use, whole.free));
+    assert_eq!(
+        (main.free_resident, main.returnable),
+        (whole.free_resident - 0x2000, whole.returnable - 0x2000)
+    );
+    // Where the second chunk in use begins: what is before the next one that makes sense cannot be told.
+    present.splice(..2, [HEAP..HEAP + 0x5000, HEAP + 0x6000..HEAP + HEAP_SIZE]);
+    let (glibc, claims) = read_with(&sound(), &present.into_iter().collect());
+    let main = &glibc.expect("it is sound").arenas[0];
+    assert_eq!(main.lost, 0x5000 + 0x12000);
+    let unknown = claims[0].amounts.iter().find(|(part, _)| *part == Part::Unknown);
+    assert_eq!(unknown, Some(&(Part::Unknown, main.lost - 0x1000)));
+}
+
+#[test]
+fn another_layout_is_refused() {
+    let shifted = |words: &Words, by: u64| Words(words.0.iter().map(|(at, word)| (at + by, *word)).collect());
+    let cases: [(&str, Box<dyn Fn(&mut Words)>); 8] = [
+        ("a bin that is no list", Box::new(|words| words.set(MAIN + 112 + 16, 7))),
+        ("no next arena", Box::new(|words| words.set(MAIN + 2160, 0))),
+        ("a top in no memory", Box::new(|words| words.set(MAIN + 96, 0x1000))),
+        ("more memory than ever", Box::new(|words| words.set(MAIN + 2192, 0))),
+        ("an arena in no heap", Box::new(|words| words.set(THREAD_HEAP, MAIN))),
+        (
+            "a list that does not come back",
+            Box::new(|words| words.set(THREAD_ARENA + 2160, THREAD_ARENA)),
+        ),
+        (
+            "a heap that is too large",
+            Box::new(|words| words.set(THREAD_HEAP + 16, u64::MAX)),
+        ),
+        ("words elsewhere", Box::new(move |words| *words = shifted(words, 8))),
+    ];
+    for (case, change) in cases {
+        let mut words = sound();
+        change(&mut words);
+        assert!(read_all(&words).0.is_err(), "{case}");
+    }
+    let (glibc, claims) = read_all(&Words::default());
+    assert!(glibc.is_err() && claims.is_empty());
+}
+
+#[test]
+fn forged_chunks_are_lost_and_the_walk_ends() {
+    let used = HEAP + 0x5100;
+    for (case, at, word) in [
+        ("too large", used, 0x7fff_ffff_fff1),
+        ("no size", used, 1),
+        ("not aligned", used, 0x12008 | 1),
+        ("a mapping of its own", used, 0x12003),
+        ("past the last one", used, 0x1c001),
+        ("all bits", used, u64::MAX),
+    ] {
+        let mut words = sound();
+        words.set(at + 8, word);
+        let glibc = read_all(&words).0.expect("arenas are sound");
+        let main = &glibc.arenas[0];
+        assert_eq!(main.lost, 0x5000 + 0x12000, "{case}");
+        assert_eq!(main.in_use + main.free + main.lost, HEAP_SIZE, "{case}");
+    }
+    // A fastbin that leads in a circle.
+    let mut words = sound();
+    let quick = HEAP + 0x17100;
+    words.set(quick + 16, (quick + 16) >> 12 ^ quick);
+    let glibc = read_all(&words).0.expect("arenas are sound");
+    assert!(glibc.arenas[0].free <= HEAP_SIZE && glibc.arenas[0].in_use <= HEAP_SIZE);
+}
+
+#[test]
+fn nothing_is_known_of_no_memory() {
+    let smaps = smaps();
+    let present = all(&smaps);
+    let target = Target {
+        smaps: &smaps,
+        present: &present,
+        memory: &NoMemory,
+        deadline: u64::MAX,
+    };
+    assert!(read(&target, &mut Vec::new()).is_err());
+}
