@@ -17,6 +17,7 @@ mod dict;
 pub mod frame_groups;
 pub mod frame_walk;
 pub mod gil;
+pub mod heap_layout;
 pub mod line_table;
 pub mod object_layout;
 mod own_states;

@@ -8,6 +8,7 @@
 
 use super::code_epoch::CodeNumbers;
 use super::debug_offsets::OffsetPositions;
+use super::heap_layout::HeapLayout;
 use super::object_layout::ObjectLayout;
 use super::tasks::layout::TaskLayout;
 use crate::cpython_layout::Layout;
@@ -59,6 +60,8 @@ pub struct VersionFacts {
     pub code_numbers: Option<CodeNumbers>,
     /// Offsets of objects, with headers of 16 bytes, and of the GIL.
     pub objects: ObjectLayout,
+    /// Where objects lie in memory. `None`: not known (3.7 and earlier).
+    pub heap: Option<HeapLayout>,
     /// Offsets of asyncio's tasks and of coroutines, with headers of 16 bytes. `None`: not known (3.6).
     pub tasks: Option<TaskLayout>,
     /// `_asyncio` publishes its offsets (`_Py_AsyncioModuleDebugOffsets`, Modules/_asynciomodule.c, 3.14 and later).

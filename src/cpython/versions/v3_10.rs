@@ -1,7 +1,8 @@
 //! CPython 3.10, from the DWARF of v3.10.13. New are a line table of ranges, positions in code units, and a CFrame
 //! in the native frame of each call of the eval function.
 
-use super::{VersionFacts, v3_9};
+use super::{VersionFacts, v3_8, v3_9};
+use crate::cpython::heap_layout::HeapLayout;
 use crate::cpython::object_layout::ObjectLayout;
 use crate::cpython::tasks::layout::{FrameState, StackTop, TaskLayout};
 use crate::cpython_layout::{Anchor, InstructionEncoding, Layout, LineTable};
@@ -10,6 +11,7 @@ pub const VERSION: VersionFacts = VersionFacts {
     minor: 10,
     layout: LAYOUT,
     objects: OBJECTS,
+    heap: Some(HEAP),
     tasks: Some(TASKS),
     ..v3_9::VERSION
 };
@@ -30,6 +32,11 @@ pub(super) const OBJECTS: ObjectLayout = ObjectLayout {
     frame_locals: 352,
     type_keys: 872,
     ..v3_9::OBJECTS
+};
+
+pub(super) const HEAP: HeapLayout = HeapLayout {
+    pool: 16 << 10,
+    ..v3_8::HEAP
 };
 
 pub(super) const TASKS: TaskLayout = TaskLayout {

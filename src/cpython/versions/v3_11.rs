@@ -2,6 +2,7 @@
 //! the eval function runs several; coroutines contain their frames. New is the table of locations.
 
 use super::{OwnInterpreter, VersionFacts, v3_10};
+use crate::cpython::heap_layout::{HeapLayout, MANAGED_DICT};
 use crate::cpython::object_layout::{GilLocation, InstanceDict, LocalNames, ObjectLayout};
 use crate::cpython::tasks::layout::{CoroutineFrame, FrameState, StackTop, StateValues, TaskLayout};
 use crate::cpython_layout::{Anchor, InstructionEncoding, Layout, LineTable};
@@ -11,6 +12,7 @@ pub const VERSION: VersionFacts = VersionFacts {
     layout: LAYOUT,
     has_version_literal: false,
     objects: OBJECTS,
+    heap: Some(HEAP),
     tasks: Some(TASKS),
     own: OwnInterpreter {
         has_qualified_names: true,
@@ -59,6 +61,11 @@ pub(super) const OBJECTS: ObjectLayout = ObjectLayout {
     instance_dict: Some(InstanceDict::ValuesAndDict { values: 32, dict: 24 }),
     dict_kinds: true,
     ..v3_10::OBJECTS
+};
+
+pub(super) const HEAP: HeapLayout = HeapLayout {
+    pre_header: MANAGED_DICT,
+    ..v3_10::HEAP
 };
 
 pub(super) const TASKS: TaskLayout = TaskLayout {

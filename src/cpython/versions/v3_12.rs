@@ -3,6 +3,7 @@
 
 use super::{OwnInterpreter, VersionFacts, v3_11};
 use crate::cpython::code_epoch::CodeNumbers;
+use crate::cpython::heap_layout::{HeapLayout, MANAGED_DICT, MANAGED_WEAKREF};
 use crate::cpython::object_layout::{GilLocation, InstanceDict, ObjectLayout};
 use crate::cpython::tasks::layout::{CoroutineFrame, FrameState, TaskLayout};
 use crate::cpython_layout::{ABSENT, Anchor, Layout};
@@ -12,6 +13,7 @@ pub const VERSION: VersionFacts = VersionFacts {
     layout: LAYOUT,
     code_numbers: Some(CodeNumbers::Variable),
     objects: OBJECTS,
+    heap: Some(HEAP),
     tasks: Some(TASKS),
     own: OwnInterpreter {
         has_monitoring: true,
@@ -54,6 +56,11 @@ pub(super) const OBJECTS: ObjectLayout = ObjectLayout {
     instance_dict: Some(InstanceDict::ValuesOrDict(24)),
     tagged_int: true,
     ..v3_11::OBJECTS
+};
+
+pub(super) const HEAP: HeapLayout = HeapLayout {
+    pre_header: MANAGED_DICT | MANAGED_WEAKREF,
+    ..v3_11::HEAP
 };
 
 pub(super) const TASKS: TaskLayout = TaskLayout {

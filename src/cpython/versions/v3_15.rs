@@ -1,8 +1,9 @@
 //! CPython 3.15, from the DWARF of v3.15.0. A base frame ends each chain, and threads keep their state in a
 //! thread-local variable only.
 
-use super::{VersionFacts, v3_14};
+use super::{VersionFacts, v3_12, v3_14};
 use crate::cpython::debug_offsets::OffsetPositions;
+use crate::cpython::heap_layout::HeapLayout;
 use crate::cpython::object_layout::ObjectLayout;
 use crate::cpython::tasks::layout::{FrameState, StackTop, StateValues, TaskLayout};
 use crate::cpython_layout::Layout;
@@ -13,6 +14,7 @@ pub const VERSION: VersionFacts = VersionFacts {
     free_threaded: Some(FREE_THREADED),
     debug_offsets: Some(POSITIONS),
     objects: OBJECTS,
+    heap: Some(HEAP),
     tasks: Some(TASKS),
     ..v3_14::VERSION
 };
@@ -70,6 +72,11 @@ pub(super) const POSITIONS: OffsetPositions = OffsetPositions {
 pub(super) const OBJECTS: ObjectLayout = ObjectLayout {
     type_keys: 888,
     ..v3_14::OBJECTS
+};
+
+pub(super) const HEAP: HeapLayout = HeapLayout {
+    bytearray_has_bytes: true,
+    ..v3_12::HEAP
 };
 
 pub(super) const TASKS: TaskLayout = TaskLayout {

@@ -11,6 +11,7 @@ pub const VERSION: VersionFacts = VersionFacts {
     // Tables of py-spy 0.4.2; no such release was tested.
     early_gilstate: (4, 88),
     objects: OBJECTS,
+    heap: None,
     tasks: Some(TASKS),
     ..v3_8::VERSION
 };

@@ -1,6 +1,7 @@
 //! CPython 3.8, from the DWARF of v3.8.18. The rows of 3.6 and 3.7 say what is different from this one.
 
 use super::{OwnInterpreter, VersionFacts};
+use crate::cpython::heap_layout::HeapLayout;
 use crate::cpython::object_layout::{GilLocation, LocalNames, ObjectLayout};
 use crate::cpython::tasks::layout::{CoroutineFrame, FrameState, StackTop, TaskLayout};
 use crate::cpython_layout::{ABSENT, Anchor, InstructionEncoding, Layout, LineTable};
@@ -14,6 +15,7 @@ pub const VERSION: VersionFacts = VersionFacts {
     debug_offsets: None,
     code_numbers: None,
     objects: OBJECTS,
+    heap: Some(HEAP),
     tasks: Some(TASKS),
     publishes_tasks: false,
     own: OwnInterpreter {
@@ -92,6 +94,12 @@ pub(super) const OBJECTS: ObjectLayout = ObjectLayout {
     dict_values: 40,
     values_first: 0,
     dict_kinds: false,
+};
+
+pub(super) const HEAP: HeapLayout = HeapLayout {
+    pool: 4 << 10,
+    pre_header: 0,
+    bytearray_has_bytes: false,
 };
 
 pub(super) const TASKS: TaskLayout = TaskLayout {

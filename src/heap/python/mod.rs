@@ -5,12 +5,34 @@
 //!                   blocks of the C heap ─────┘
 //! ```
 //!
-//! Nothing here needs symbols of the interpreter, and nothing stops the target or writes to it. All that is read is hostile: each
-//! walk has a limit, and what does not fit is counted as torn.
+//! - `arenas` finds Python's allocator without symbols, `pools` its blocks in use; `mimalloc` is the same for free-threaded builds.
+//! - `types` says which blocks are objects, `owned` what objects own besides.
+//! - `counter` draws pools and adds all of it up.
+//!
+//! Nothing here stops the target or writes to it. All that is read is hostile: each walk has a limit, and what makes no sense is
+//! counted as torn.
 
+use std::fmt;
 use std::ops::Range;
+use std::time::Duration;
 
+use crate::cpython::Runtime;
+use crate::cpython::heap_layout::HeapLayout;
+use crate::cpython::object_layout::ObjectLayout;
+use crate::cpython_layout::Interpreter;
 use crate::heap::estimate::Estimate;
+use crate::process::maps::Mapping;
+use crate::process::memory::Memory;
+
+mod arenas;
+mod counter;
+mod owned;
+mod pools;
+mod types;
+
+use arenas::{Areas, Arena};
+pub use counter::Counter;
+use types::Placement;
 
 /// Owned buffers of so many bytes or more are listed one by one, and not estimated: few of them may have most of the memory.
 pub const LARGE: u64 = 64 << 10;
@@ -21,6 +43,78 @@ pub trait ResidentPages {
     fn bytes_in(&self, range: Range<u64>) -> u64;
 }
 
+/// Why the objects of a process are not counted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NotFound {
+    /// No facts are known of this version.
+    UnknownVersion,
+    /// The data of the interpreter lead to no arenas.
+    NoArenas,
+}
+
+impl fmt::Display for NotFound {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            NotFound::UnknownVersion => "this version of CPython keeps its objects in a way that is not known",
+            NotFound::NoArenas => {
+                "the interpreter has no arenas of its own allocator: PYTHONMALLOC, or how it was built, has another one"
+            }
+        })
+    }
+}
+
+/// Where the objects of a process are.
+#[derive(Clone, Debug)]
+pub struct PythonHeap {
+    /// Memory of Python's allocator, in ascending order.
+    pub arenas: Vec<Range<u64>>,
+    pools: Vec<Arena>,
+    layout: HeapLayout,
+    objects: ObjectLayout,
+    placement: Placement,
+}
+
+/// Finds Python's allocator. `memory` should read only pages that are in memory; `mappings` are those of the process in ascending
+/// order.
+///
+/// # Errors
+/// Why nothing was found.
+pub fn find(
+    memory: &dyn Memory,
+    mappings: &[Mapping],
+    runtime: &Runtime,
+    interpreter: &Interpreter,
+) -> Result<PythonHeap, NotFound> {
+    let layout = runtime
+        .facts
+        .and_then(|facts| facts.heap)
+        .ok_or(NotFound::UnknownVersion)?;
+    let objects = ObjectLayout::of(runtime, &interpreter.layout).ok_or(NotFound::UnknownVersion)?;
+    let areas = Areas::new(mappings);
+    let data = areas.data_of(interpreter.runtime);
+    let pools = arenas::find(memory, &areas, &data, layout.pool);
+    if pools.is_empty() {
+        return Err(NotFound::NoArenas);
+    }
+    Ok(PythonHeap {
+        arenas: pools.iter().map(|arena| arena.range.clone()).collect(),
+        pools,
+        layout,
+        objects,
+        placement: Placement::new(&objects, layout.pre_header, runtime.free_threaded),
+    })
+}
+
+impl PythonHeap {
+    /// Counts the objects in Python's own memory within so much CPU time; `None`: all of them. To count what is in the C heap as well,
+    /// use a [`Counter`].
+    pub fn census(&self, memory: &dyn Memory, resident: &dyn ResidentPages, budget: Option<Duration>) -> PythonCensus {
+        let mut counter = Counter::new(self, memory, resident);
+        counter.count_pools(budget);
+        counter.finish()
+    }
+}
+
 /// What is known of the objects of Python in a process.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct PythonCensus {
@@ -29,11 +123,11 @@ pub struct PythonCensus {
     pub used: Estimate,
     pub free_blocks: Estimate,
     pub free_pools: Estimate,
-    /// Pools in the arenas, in use or not. mimalloc: its pages.
+    /// Pools that have blocks in use. mimalloc: its pages.
     pub pools: u64,
-    /// Pools that were read.
+    /// Pools of these that were read.
     pub read: u64,
-    /// Pools of these that made no sense: they changed while they were read.
+    /// Pools that made no sense: they changed while they were read.
     pub torn: u64,
     pub types: Vec<TypeCensus>,
     /// Owned buffers of [`LARGE`] bytes and more that were met.

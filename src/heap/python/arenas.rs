@@ -1,0 +1,238 @@
+//! Finds the arenas of Python's allocator without symbols.
+//!
+//! The allocator keeps them in one array, whose address lies in the data of the interpreter's file: a variable of its own up to
+//! 3.11, inside of `_PyRuntime` in 3.12, in `obmalloc_state_main` from 3.13 on. Each word there that could be this address is
+//! tried. An array is right if the first pools of its arenas say, each in its own header, which entry they belong to.
+//!
+//! `struct arena_object`: Objects/obmalloc.c, v3.8.18 to v3.11.7; Include/internal/pycore_obmalloc.h, v3.12.1 to v3.15.0.
+
+use std::ops::Range;
+
+use rustc_hash::FxHashSet;
+
+use super::pools::PoolHeader;
+use crate::bytes::{u32_at, u64_at};
+use crate::event::PAGE;
+use crate::process::maps::Mapping;
+use crate::process::memory::Memory;
+
+/// Bytes of an entry.
+const ENTRY: u64 = 48;
+/// Entries of the array when it is made (`INITIAL_ARENA_OBJECTS`). It is doubled when it is full.
+const FIRST_ENTRIES: u64 = 16;
+/// Entries that are read at most: 1 TiB in arenas of 1 MiB.
+const MAX_ENTRIES: u64 = 1 << 20;
+/// Arenas of a candidate whose pools are asked.
+const WITNESSES: usize = 16;
+/// Pools of an arena at most; there are 64, or 128 where arenas are as large as huge pages (v3.15.0).
+const MAX_POOLS: u64 = 256;
+/// Bytes of the interpreter's data that are searched at most. Debian's 3.11 has 2 MB.
+const MAX_DATA: u64 = 64 << 20;
+/// Words of it that are tried at most.
+const MAX_CANDIDATES: usize = 1 << 17;
+
+/// One arena.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Arena {
+    pub range: Range<u64>,
+    pub first_pool: u64,
+    /// Pools that have been handed out at some time; those behind them have no header yet.
+    pub pools: u32,
+    /// Pools that have blocks in use.
+    pub in_use: u32,
+}
+
+/// The parts of the memory of a process that pointers may lead to, and that a file's data are in.
+pub struct Areas<'a> {
+    mappings: &'a [Mapping],
+}
+
+impl<'a> Areas<'a> {
+    /// `mappings` in ascending order.
+    pub fn new(mappings: &'a [Mapping]) -> Areas<'a> {
+        Areas { mappings }
+    }
+
+    fn at(&self, avma: u64) -> Option<&'a Mapping> {
+        let below = self.mappings.partition_point(|m| m.start <= avma);
+        let found = self.mappings.get(below.checked_sub(1)?)?;
+        (avma < found.end).then_some(found)
+    }
+
+    /// Whether allocated memory may begin here.
+    pub fn is_heap(&self, avma: u64) -> bool {
+        self.at(avma).is_some_and(|m| m.writable && m.inode == 0)
+    }
+
+    /// The writable mappings of the file that has a variable at this address, and the anonymous ones right behind them, where its
+    /// variables are that are zero in the file.
+    pub fn data_of(&self, variable: u64) -> Vec<Range<u64>> {
+        let mut found: Vec<Range<u64>> = Vec::new();
+        // The variable may itself be one of those that are zero in the file.
+        let below = self.mappings.partition_point(|m| m.start <= variable);
+        let upwards = self.mappings.get(..below).unwrap_or_default().iter().rev();
+        let Some(file) = upwards.take(4).find(|m| m.inode != 0) else {
+            return found;
+        };
+        let is_same = |m: &Mapping| m.inode == file.inode && m.device == file.device && m.path == file.path;
+        let mut end = 0;
+        let mut left = MAX_DATA;
+        for m in self.mappings {
+            let is_file = is_same(m);
+            let is_zero = m.inode == 0 && m.start == end;
+            if is_file || is_zero {
+                end = m.end;
+            }
+            if m.writable && (is_file || is_zero) && (is_file || m.path.is_empty()) {
+                let part = m.start..m.end.min(m.start.saturating_add(left));
+                left -= part.end - part.start;
+                found.push(part);
+            }
+        }
+        found.retain(|part| !part.is_empty());
+        found
+    }
+}
+
+/// Finds all arenas that the words of these parts of memory lead to, in ascending order. `pool`: bytes of a pool.
+pub fn find(memory: &dyn Memory, areas: &Areas, data: &[Range<u64>], pool: u32) -> Vec<Arena> {
+    let mut search = Search {
+        memory,
+        areas,
+        pool: pool.into(),
+        tried: FxHashSet::default(),
+        found: Vec::new(),
+    };
+    for part in data {
+        search.try_words_of(part.clone());
+    }
+    let mut found = search.found;
+    found.sort_by_key(|arena| arena.range.start);
+    let mut end = 0;
+    found.retain(|arena| {
+        let is_apart = arena.range.start >= end;
+        if is_apart {
+            end = arena.range.end;
+        }
+        is_apart
+    });
+    found
+}
+
+struct Search<'a> {
+    memory: &'a dyn Memory,
+    areas: &'a Areas<'a>,
+    pool: u64,
+    tried: FxHashSet<u64>,
+    found: Vec<Arena>,
+}
+
+impl Search<'_> {
+    fn try_words_of(&mut self, part: Range<u64>) {
+        let mut bytes = vec![0; PAGE as usize];
+        let mut at = part.start;
+        while at < part.end {
+            let length = (part.end - at).min(PAGE - at % PAGE) as usize;
+            let Some(page) = bytes.get_mut(..length) else { return };
+            if self.memory.read(at, page) {
+                for word in page.chunks_exact(8) {
+                    self.try_array(u64_at(word, 0).unwrap_or(0));
+                }
+            }
+            at += length as u64;
+        }
+    }
+
+    /// Takes the arenas of the array at an address, if there is one.
+    fn try_array(&mut self, at: u64) {
+        // It is allocated memory.
+        if at == 0 || at % 16 != 0 || self.tried.len() >= MAX_CANDIDATES || !self.areas.is_heap(at) {
+            return;
+        }
+        if !self.tried.insert(at) {
+            return;
+        }
+        let Some(mut arenas) = self.entries(at, 0..FIRST_ENTRIES) else {
+            return;
+        };
+        if !self.is_confirmed(&arenas) {
+            return;
+        }
+        let mut count = FIRST_ENTRIES;
+        while count < MAX_ENTRIES
+            && let Some(more) = self.entries(at, count..count * 2)
+        {
+            arenas.extend(more);
+            count *= 2;
+        }
+        self.drop_wrong(&mut arenas);
+        self.found.extend(arenas.into_iter().map(|(_, arena)| arena));
+    }
+
+    /// The arenas of some entries of an array, each with its index. `None`: they are no entries.
+    fn entries(&self, array: u64, indices: Range<u64>) -> Option<Vec<(u64, Arena)>> {
+        let start = array.checked_add(indices.start * ENTRY)?;
+        let mut bytes = vec![0; usize::try_from((indices.end - indices.start) * ENTRY).ok()?];
+        self.memory.read(start, &mut bytes).then_some(())?;
+        let mut arenas = Vec::new();
+        for (index, entry) in indices.zip(bytes.chunks_exact(ENTRY as usize)) {
+            match u64_at(entry, 0)? {
+                0 => {
+                    let next = u64_at(entry, 32)?;
+                    let is_inside =
+                        next >= array && (next - array) % ENTRY == 0 && (next - array) / ENTRY < MAX_ENTRIES;
+                    (next == 0 || is_inside).then_some(())?;
+                }
+                address => arenas.push((index, self.arena(address, entry)?)),
+            }
+        }
+        Some(arenas)
+    }
+
+    fn arena(&self, address: u64, entry: &[u8]) -> Option<Arena> {
+        let first_pool = address.checked_add(self.pool - 1)? / self.pool * self.pool;
+        let next_pool = u64_at(entry, 8)?;
+        let (free, total) = (u64::from(u32_at(entry, 16)?), u64::from(u32_at(entry, 20)?));
+        let pools = next_pool.checked_sub(first_pool)?;
+        let in_use = total.checked_sub(free)?;
+        let is_one = address % PAGE == 0
+            && (1..=MAX_POOLS).contains(&total)
+            && pools % self.pool == 0
+            && pools / self.pool <= total
+            && self.areas.is_heap(address);
+        // An arena that does not begin at a pool has room for one pool less.
+        let end = address.checked_add(total.next_power_of_two() * self.pool)?;
+        is_one.then_some(Arena {
+            range: address..end,
+            first_pool,
+            pools: (pools / self.pool) as u32,
+            in_use: in_use as u32,
+        })
+    }
+
+    /// Whether the first pool of an arena says that it belongs to this entry. `None`: it has none, or it is not in memory.
+    fn agrees(&self, (index, arena): &(u64, Arena)) -> Option<bool> {
+        let mut bytes = [0; PoolHeader::BYTES];
+        if arena.pools == 0 || !self.memory.read(arena.first_pool, &mut bytes) {
+            return None;
+        }
+        let header = PoolHeader::parse(&bytes)?;
+        Some(header.is_plausible(arena.first_pool, self.pool as u32) && u64::from(header.arena) == *index)
+    }
+
+    fn is_confirmed(&self, arenas: &[(u64, Arena)]) -> bool {
+        let answers = arenas.iter().filter_map(|arena| self.agrees(arena)).take(WITNESSES);
+        let (mut right, mut asked) = (0, 0);
+        for agrees in answers {
+            asked += 1;
+            right += u32::from(agrees);
+        }
+        // The target runs meanwhile.
+        right > 0 && right * 4 >= asked * 3
+    }
+
+    /// Drops arenas whose pools belong to another entry: they were freed meanwhile, or never were any.
+    fn drop_wrong(&self, arenas: &mut Vec<(u64, Arena)>) {
+        arenas.retain(|arena| self.agrees(arena).unwrap_or(true));
+    }
+}

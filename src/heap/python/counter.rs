@@ -1,0 +1,513 @@
+//! Draws pools at random, and adds up what is in them.
+//!
+//! A pool is drawn, not a block: blocks of a type lie together. The same goes for windows of the C heap, which the caller draws. What
+//! was drawn is a prefix of a random order, so it may end whenever the time is over.
+
+use std::ops::Range;
+use std::time::Duration;
+
+use rustc_hash::FxHashMap;
+
+use super::owned::{Buffer, Members, block_size};
+use super::pools::{ALIGNMENT, LiveBlocks, PoolHeader, SIZES};
+use super::types::{TypeInfo, Types};
+use super::{LARGE, LargeBuffer, PythonCensus, PythonHeap, ResidentPages, TypeCensus};
+use crate::capture::common::rng::Rng;
+use crate::event::PAGE;
+use crate::heap::estimate::{Estimate, Tally};
+use crate::process::memory::Memory;
+use crate::sys::clock;
+
+/// Pools that are read with one call.
+const BATCH: usize = 16;
+/// Pools that are known at most: 256 GiB of pools of 16 KiB.
+const MAX_POOLS: usize = 1 << 24;
+/// Bits of a pool's place that are its number in its arena.
+const SLOT_BITS: u32 = 8;
+/// Sizes of buffers that are read with one call.
+const PENDING: usize = 64;
+/// Bytes that are read for the size of a buffer at most.
+const MAX_WANTED: usize = 1024;
+/// Large buffers that are kept at most.
+const MAX_LARGE: usize = 1 << 18;
+/// Elapsed time, in multiples of the CPU time that is allowed: a machine may have other work.
+const PATIENCE: u32 = 5;
+
+/// Where a unit was drawn from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Source {
+    Pools,
+    CHeap,
+}
+
+/// Units that were drawn, and how many there are.
+#[derive(Clone, Copy, Debug, Default)]
+struct Drawn {
+    units: u64,
+    all: u64,
+}
+
+/// A quantity in units of both sources.
+#[derive(Clone, Copy, Debug, Default)]
+struct Quantity {
+    /// In the unit that is being counted.
+    unit: u64,
+    pools: Tally,
+    c_heap: Tally,
+    /// In blocks that were not drawn but are all known.
+    exact: u64,
+}
+
+impl Quantity {
+    fn end_unit(&mut self, source: Source) {
+        let unit = std::mem::take(&mut self.unit) as f64;
+        match source {
+            Source::Pools => self.pools.add(unit),
+            Source::CHeap => self.c_heap.add(unit),
+        }
+    }
+
+    fn estimate(&self, pools: Drawn, c_heap: Drawn) -> Estimate {
+        self.pools.of_units(pools.units, pools.all)
+            + self.c_heap.of_units(c_heap.units, c_heap.all)
+            + Estimate::exact(self.exact)
+    }
+}
+
+/// Objects of a type, or blocks of a size.
+#[derive(Clone, Copy, Debug, Default)]
+struct Row {
+    count: Quantity,
+    bytes: Quantity,
+    /// The unit that is being counted has some.
+    is_touched: bool,
+}
+
+impl Row {
+    fn add(&mut self, count: u64, bytes: u64) {
+        self.count.unit = self.count.unit.saturating_add(count);
+        self.bytes.unit = self.bytes.unit.saturating_add(bytes);
+    }
+
+    fn end_unit(&mut self, source: Source) {
+        self.count.end_unit(source);
+        self.bytes.end_unit(source);
+        self.is_touched = false;
+    }
+}
+
+/// A buffer whose size is to be read.
+#[derive(Clone, Copy)]
+struct Pending {
+    owner: u32,
+    buffer: Buffer,
+    at: u64,
+    length: usize,
+}
+
+/// Counts objects by type.
+pub struct Counter<'a> {
+    heap: &'a PythonHeap,
+    memory: &'a dyn Memory,
+    resident: &'a dyn ResidentPages,
+    types: Types<'a>,
+    members: Members,
+    /// By index of the type.
+    rows: Vec<Row>,
+    touched: Vec<u32>,
+    /// By size: blocks that are no objects, and those of them that objects own.
+    others: [Row; SIZES],
+    owned: [Row; SIZES],
+    pending: Vec<Pending>,
+    large: FxHashMap<u64, (u64, u32)>,
+    pools: Drawn,
+    c_heap: Drawn,
+    /// Resident bytes of pools in use: all, those of blocks in use, and the others.
+    in_use: Quantity,
+    used: Quantity,
+    idle: Quantity,
+    torn: u64,
+    has_read_all: bool,
+    is_truncated: bool,
+}
+
+impl<'a> Counter<'a> {
+    pub fn new(heap: &'a PythonHeap, memory: &'a dyn Memory, resident: &'a dyn ResidentPages) -> Counter<'a> {
+        Counter {
+            heap,
+            memory,
+            resident,
+            types: Types::new(memory, heap.objects, heap.placement, heap.arenas.clone()),
+            members: Members::new(heap.objects, &heap.layout, true),
+            rows: Vec::new(),
+            touched: Vec::new(),
+            others: [Row::default(); SIZES],
+            owned: [Row::default(); SIZES],
+            pending: Vec::new(),
+            large: FxHashMap::default(),
+            pools: Drawn::default(),
+            c_heap: Drawn::default(),
+            in_use: Quantity::default(),
+            used: Quantity::default(),
+            idle: Quantity::default(),
+            torn: 0,
+            has_read_all: false,
+            is_truncated: false,
+        }
+    }
+
+    /// Reads pools in random order, until so much CPU time of this process has been used; `None`: all of them. To be called once.
+    pub fn count_pools(&mut self, budget: Option<Duration>) {
+        let mut places = self.places();
+        let mut rng = Rng::new(clock::now());
+        let end = |clock: u64, factor: u32| {
+            let budget = budget.map(|budget| u64::try_from((budget * factor).as_nanos()).unwrap_or(u64::MAX));
+            budget.map(|budget| clock.saturating_add(budget))
+        };
+        let (cpu_end, end) = (end(clock::process_cpu_time(), 1), end(clock::now(), PATIENCE));
+        let mut buffer = vec![0; self.heap.layout.pool as usize * BATCH];
+        let mut read = 0;
+        while read < places.len() {
+            let batch = BATCH.min(places.len() - read);
+            for next in read..read + batch {
+                let other = next + rng.below((places.len() - next) as u64) as usize;
+                places.swap(next, other);
+            }
+            let drawn = places.get(read..read + batch).unwrap_or_default();
+            // Memory is read faster in ascending order.
+            let mut drawn: Vec<u64> = drawn.iter().filter_map(|place| self.pool_at(*place)).collect();
+            drawn.sort_unstable();
+            self.count_batch(&drawn, &mut buffer);
+            read += batch;
+            let is_over = |end: Option<u64>, now: fn() -> u64| end.is_some_and(|end| now() >= end);
+            if is_over(cpu_end, clock::process_cpu_time) || is_over(end, clock::now) {
+                break;
+            }
+        }
+        self.has_read_all = read == places.len() && !self.is_truncated;
+        let in_use = self.heap.pools.iter().map(|arena| u64::from(arena.in_use)).sum();
+        let seen = self.pools.units + self.torn;
+        self.pools.all = if self.has_read_all { seen } else { seen.max(in_use) };
+    }
+
+    /// All pools that have headers: the number of the arena, and that of the pool in it.
+    fn places(&mut self) -> Vec<u32> {
+        let mut places = Vec::new();
+        for (arena, index) in self.heap.pools.iter().zip(0_u32..) {
+            let slots = arena.pools.min(1 << SLOT_BITS);
+            if places.len() + slots as usize > MAX_POOLS || index >= 1 << (u32::BITS - SLOT_BITS) {
+                self.is_truncated = true;
+                break;
+            }
+            places.extend((0..slots).map(|slot| index << SLOT_BITS | slot));
+        }
+        places
+    }
+
+    fn pool_at(&self, place: u32) -> Option<u64> {
+        let arena = self.heap.pools.get((place >> SLOT_BITS) as usize)?;
+        let slot = u64::from(place & ((1 << SLOT_BITS) - 1));
+        arena.first_pool.checked_add(slot * u64::from(self.heap.layout.pool))
+    }
+
+    fn count_batch(&mut self, pools: &[u64], buffer: &mut [u8]) {
+        let size = self.heap.layout.pool as usize;
+        let is_whole = |at: &u64| self.resident.bytes_in(*at..at.saturating_add(size as u64)) == size as u64;
+        let whole: Vec<u64> = pools.iter().copied().filter(is_whole).collect();
+        let mut done = 0;
+        while done < whole.len() {
+            let rest = whole.get(done..).unwrap_or_default();
+            let pieces: Vec<(u64, usize)> = rest.iter().map(|at| (*at, size)).collect();
+            let copied = self.memory.read_pieces(&pieces, buffer) / size;
+            for (at, bytes) in rest.iter().take(copied).zip(buffer.chunks_exact(size)) {
+                self.count_pool(*at, bytes, u64::MAX);
+            }
+            // The one that could not be read has gone.
+            self.torn += u64::from(copied < rest.len());
+            done += copied + 1;
+        }
+        for at in pools.iter().filter(|at| !is_whole_again(&whole, **at)) {
+            self.count_partial(*at, buffer.get_mut(..size).unwrap_or_default());
+        }
+    }
+
+    /// Counts a pool of which not all pages are in memory.
+    fn count_partial(&mut self, at: u64, bytes: &mut [u8]) {
+        bytes.fill(0);
+        let mut pages = 0;
+        for (index, page) in bytes.chunks_mut(PAGE as usize).enumerate() {
+            let start = at.saturating_add(index as u64 * PAGE);
+            let is_there = self.resident.bytes_in(start..start.saturating_add(page.len() as u64)) == page.len() as u64;
+            if is_there && self.memory.read(start, page) {
+                pages |= 1 << index;
+            }
+        }
+        if pages & 1 == 1 {
+            self.count_pool(at, bytes, pages);
+        }
+    }
+
+    /// Counts the blocks of a pool. `pages`: a bit for each page that is in memory.
+    fn count_pool(&mut self, at: u64, bytes: &[u8], pages: u64) {
+        if PoolHeader::parse(bytes).is_some_and(|header| header.count == 0) {
+            return;
+        }
+        let Some(blocks) = LiveBlocks::of(bytes, at) else {
+            self.torn += 1;
+            return;
+        };
+        let size = u64::from(blocks.block);
+        let mut used = 0;
+        for offset in blocks.offsets() {
+            let block = bytes.get(offset..offset + blocks.block as usize).unwrap_or_default();
+            if pages >> (offset as u64 / PAGE) & 1 == 0 {
+                continue;
+            }
+            used += size;
+            let is_object = self.count_block(at + offset as u64, size, block).is_some();
+            if !is_object && let Some(others) = self.others.get_mut(size_index(size)) {
+                others.add(1, size);
+            }
+        }
+        let resident = self.resident.bytes_in(at..at.saturating_add(bytes.len() as u64));
+        self.in_use.unit = resident;
+        self.used.unit = used;
+        self.idle.unit = resident.saturating_sub(used);
+        self.pools.units += 1;
+        self.end_unit(Source::Pools);
+        for quantity in [&mut self.in_use, &mut self.used, &mut self.idle] {
+            quantity.end_unit(Source::Pools);
+        }
+    }
+
+    /// Counts a block, if it is an object. Returns the index of its type.
+    fn count_block(&mut self, at: u64, size: u64, head: &[u8]) -> Option<u32> {
+        let (index, offset) = self.types.classify(head, size)?;
+        self.touch(index)?.add(1, size);
+        let buffer = self
+            .types
+            .get(index)
+            .and_then(|info| self.members.buffer(info, head, offset, at));
+        if let Some(buffer) = buffer {
+            match self.members.wanted(buffer) {
+                None => self.own(index, buffer, &[]),
+                Some((at, length)) if length <= MAX_WANTED => self.pending.push(Pending {
+                    owner: index,
+                    buffer,
+                    at,
+                    length,
+                }),
+                Some(_) => {}
+            }
+            if self.pending.len() >= PENDING {
+                self.read_pending();
+            }
+        }
+        Some(index)
+    }
+
+    /// The row of a type in the unit that is being counted.
+    fn touch(&mut self, index: u32) -> Option<&mut Row> {
+        let place = index as usize;
+        if self.rows.len() <= place {
+            self.rows.resize(place + 1, Row::default());
+        }
+        let row = self.rows.get_mut(place)?;
+        if !row.is_touched {
+            row.is_touched = true;
+            self.touched.push(index);
+        }
+        Some(row)
+    }
+
+    fn read_pending(&mut self) {
+        let mut pending = std::mem::take(&mut self.pending);
+        let mut buffer = vec![0; pending.iter().map(|wanted| wanted.length).sum()];
+        let mut rest = pending.as_slice();
+        while !rest.is_empty() {
+            let pieces: Vec<(u64, usize)> = rest.iter().map(|wanted| (wanted.at, wanted.length)).collect();
+            let copied = self.memory.read_pieces(&pieces, &mut buffer);
+            let mut from = 0;
+            let mut done = 0;
+            for wanted in rest {
+                let end = from + wanted.length;
+                let Some(bytes) = buffer.get(from..end).filter(|_| end <= copied) else {
+                    break;
+                };
+                self.own(wanted.owner, wanted.buffer, bytes);
+                (from, done) = (end, done + 1);
+            }
+            // What could not be read is skipped.
+            rest = rest.get(done + 1..).unwrap_or_default();
+        }
+        pending.clear();
+        self.pending = pending;
+    }
+
+    /// Adds a buffer to what the objects of a type own.
+    fn own(&mut self, owner: u32, buffer: Buffer, bytes: &[u8]) {
+        let Some((at, size)) = self.members.sized(buffer, bytes) else {
+            return;
+        };
+        if matches!(buffer, Buffer::Blocks(..)) {
+            self.add_owned(owner, size);
+            return;
+        }
+        let end = at.saturating_add(size);
+        if size >= LARGE {
+            // More than is in memory is not believed.
+            let resident = self.resident.bytes_in(at..end);
+            if resident > 0 && self.large.len() < MAX_LARGE {
+                self.large.insert(at, (size.min(resident), owner));
+            } else {
+                self.is_truncated |= resident > 0;
+            }
+        } else if let Some(block) = block_size(size) {
+            if self.types.is_in_arena(at) {
+                self.add_owned(owner, block);
+                if let Some(owned) = self.owned.get_mut(size_index(block)) {
+                    owned.add(1, block);
+                }
+            }
+        } else if self.resident.bytes_in(at..at.saturating_add(1)) > 0 {
+            self.add_owned(owner, size);
+        }
+    }
+
+    fn add_owned(&mut self, owner: u32, bytes: u64) {
+        if let Some(row) = self.touch(owner) {
+            row.add(0, bytes);
+        }
+    }
+
+    fn end_unit(&mut self, source: Source) {
+        self.read_pending();
+        for index in std::mem::take(&mut self.touched) {
+            if let Some(row) = self.rows.get_mut(index as usize) {
+                row.end_unit(source);
+            }
+        }
+        for row in self.others.iter_mut().chain(&mut self.owned) {
+            row.end_unit(source);
+        }
+    }
+
+    /// Counts a block of the C heap, if it is an object. `size`: what the program may use of it; `head`: its first bytes, 128 at least
+    /// if it has so many. Returns whether it is an object.
+    pub fn count_c_block(&mut self, at: u64, size: u64, head: &[u8]) -> bool {
+        self.count_block(at, size, head).is_some()
+    }
+
+    /// Ends a unit of the C heap: what was counted since the last one was drawn together.
+    pub fn end_c_unit(&mut self) {
+        self.c_heap.units += 1;
+        self.end_unit(Source::CHeap);
+    }
+
+    /// Says how many units of the C heap there are.
+    pub fn set_c_units(&mut self, all: u64) {
+        self.c_heap.all = all.max(self.c_heap.units);
+    }
+
+    /// Counts a block that was not drawn, because all of its kind are looked at. Returns the name of its type if it is an object.
+    pub fn count_known_block(&mut self, size: u64, head: &[u8]) -> Option<&[u8]> {
+        let (index, _) = self.types.classify(head, size)?;
+        let row = self.touch(index)?;
+        row.count.exact += 1;
+        row.bytes.exact = row.bytes.exact.saturating_add(size);
+        self.types.get(index).map(|info| info.name.as_slice())
+    }
+
+    /// What has been counted.
+    pub fn finish(mut self) -> PythonCensus {
+        let (pools, c_heap) = (self.pools, self.c_heap);
+        let estimate = |quantity: &Quantity| quantity.estimate(pools, c_heap);
+        let bytes_in = |arena: &Range<u64>| self.resident.bytes_in(arena.clone());
+        let resident: u64 = self.heap.arenas.iter().map(bytes_in).sum();
+        let mut types: Vec<(Option<u32>, TypeCensus)> = Vec::new();
+        for (row, index) in self.rows.iter().zip(0_u32..) {
+            let (Some(info), count) = (self.types.get(index), estimate(&row.count)) else {
+                continue;
+            };
+            if count.value > 0 {
+                types.push((Some(index), type_census(info, count, estimate(&row.bytes))));
+            }
+        }
+        for ((others, owned), size) in self
+            .others
+            .iter()
+            .zip(&self.owned)
+            .zip((u64::from(ALIGNMENT)..).step_by(ALIGNMENT as usize))
+        {
+            let rest = |of: fn(&Row) -> &Quantity| less(estimate(of(others)), estimate(of(owned)));
+            let (count, bytes) = (rest(|row| &row.count), rest(|row| &row.bytes));
+            if count.value > 0 {
+                let name = format!("blocks of {size} bytes").into_bytes();
+                types.push((
+                    None,
+                    TypeCensus {
+                        name,
+                        count,
+                        bytes,
+                        may_own_large: false,
+                        is_object: false,
+                    },
+                ));
+            }
+        }
+        types.sort_by(|(_, a), (_, b)| b.bytes.value.cmp(&a.bytes.value).then_with(|| a.name.cmp(&b.name)));
+        let places: FxHashMap<u32, usize> = types
+            .iter()
+            .zip(0..)
+            .filter_map(|((index, _), place)| Some(((*index)?, place)))
+            .collect();
+        let mut large: Vec<LargeBuffer> = Vec::new();
+        for (address, (bytes, owner)) in std::mem::take(&mut self.large) {
+            large.extend(places.get(&owner).map(|type_index| LargeBuffer {
+                address,
+                bytes,
+                type_index: *type_index,
+            }));
+        }
+        large.sort_by_key(|buffer| buffer.address);
+        PythonCensus {
+            used: estimate(&self.used),
+            free_blocks: estimate(&self.idle),
+            free_pools: estimate(&self.in_use).rest_of(resident),
+            pools: pools.all,
+            read: pools.units,
+            torn: self.torn,
+            types: types.into_iter().map(|(_, row)| row).collect(),
+            large,
+            is_full: self.has_read_all && c_heap.units == c_heap.all,
+            is_truncated: self.is_truncated || self.types.is_truncated,
+        }
+    }
+}
+
+fn type_census(info: &TypeInfo, count: Estimate, bytes: Estimate) -> TypeCensus {
+    TypeCensus {
+        name: info.name.clone(),
+        count,
+        bytes,
+        may_own_large: info.owner.may_be_large(),
+        is_object: true,
+    }
+}
+
+/// What is left of an estimate without another one.
+fn less(all: Estimate, part: Estimate) -> Estimate {
+    Estimate {
+        value: all.value.saturating_sub(part.value),
+        low: all.low.saturating_sub(part.high),
+        high: all.high.saturating_sub(part.low),
+    }
+}
+
+fn size_index(block: u64) -> usize {
+    (block / u64::from(ALIGNMENT)).saturating_sub(1) as usize
+}
+
+fn is_whole_again(whole: &[u64], at: u64) -> bool {
+    whole.binary_search(&at).is_ok()
+}

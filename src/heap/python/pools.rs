@@ -1,0 +1,126 @@
+//! Pools of Python's allocator: the blocks of one size in them, and which of these are in use.
+//!
+//! `struct pool_header`: Objects/obmalloc.c, v3.8.18 to v3.11.7; Include/internal/pycore_obmalloc.h, v3.12.1 to v3.15.0.
+
+use crate::bytes::{u32_at, u64_at};
+
+/// Bytes of the smallest block, and of the steps between sizes.
+pub const ALIGNMENT: u32 = 16;
+/// Number of sizes.
+pub const SIZES: usize = 32;
+/// The largest block that pools have, bytes.
+pub const MAX_BLOCK: u64 = ALIGNMENT as u64 * SIZES as u64;
+/// Blocks of the largest pool.
+const MAX_BLOCKS: usize = 1024;
+
+/// What a pool says of itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PoolHeader {
+    /// Blocks in use.
+    pub count: u32,
+    /// avma of the first free block that was in use before; 0: there is none.
+    pub free_block: u64,
+    /// The entry of the arena that it is in.
+    pub arena: u32,
+    /// Blocks have 16 bytes more than 16 times this.
+    pub size_index: u32,
+    /// Where the blocks begin that were never used.
+    pub next_offset: u32,
+    pub max_next_offset: u32,
+}
+
+impl PoolHeader {
+    /// Its bytes; the first block follows.
+    pub const BYTES: usize = 48;
+
+    pub fn parse(bytes: &[u8]) -> Option<PoolHeader> {
+        Some(PoolHeader {
+            count: u32_at(bytes, 0)?,
+            free_block: u64_at(bytes, 8)?,
+            arena: u32_at(bytes, 32)?,
+            size_index: u32_at(bytes, 36)?,
+            next_offset: u32_at(bytes, 40)?,
+            max_next_offset: u32_at(bytes, 44)?,
+        })
+    }
+
+    /// Bytes of a block.
+    pub fn block(&self) -> u32 {
+        self.size_index.saturating_add(1).saturating_mul(ALIGNMENT)
+    }
+
+    /// Whether these are the words of a pool of so many bytes at this address.
+    pub fn is_plausible(&self, at: u64, pool: u32) -> bool {
+        let head = PoolHeader::BYTES as u32;
+        if self.size_index as usize >= SIZES {
+            return false;
+        }
+        let block = self.block();
+        let used = self.next_offset.wrapping_sub(head);
+        let inside = self.free_block.checked_sub(at);
+        self.max_next_offset == pool - block
+            && self.next_offset >= head + block
+            && self.next_offset <= pool
+            && used % block == 0
+            && self.count <= used / block
+            && (self.free_block == 0
+                || inside.is_some_and(|offset| offset >= head.into() && offset < self.next_offset.into()))
+    }
+}
+
+/// The blocks of one pool that are in use.
+#[derive(Debug)]
+pub struct LiveBlocks {
+    /// A bit for each block: it is free.
+    free: [u64; MAX_BLOCKS / 64],
+    /// Bytes of a block.
+    pub block: u32,
+    /// Blocks that have been used at some time.
+    used: u32,
+}
+
+impl LiveBlocks {
+    /// Follows the list of free blocks in the bytes of the pool at an address. `None`: they make no sense, or not with what the
+    /// header says; the target may have changed them meanwhile.
+    pub fn of(bytes: &[u8], at: u64) -> Option<LiveBlocks> {
+        let header = PoolHeader::parse(bytes)?;
+        let pool = u32::try_from(bytes.len()).ok()?;
+        header.is_plausible(at, pool).then_some(())?;
+        let block = header.block();
+        let used = (header.next_offset - PoolHeader::BYTES as u32) / block;
+        let mut blocks = LiveBlocks {
+            free: [0; MAX_BLOCKS / 64],
+            block,
+            used,
+        };
+        let mut next = header.free_block;
+        for _ in header.count..used {
+            let offset = u32::try_from(next.checked_sub(at)?).ok()?;
+            let index = offset.checked_sub(PoolHeader::BYTES as u32)?;
+            (index % block == 0 && index / block < used).then_some(())?;
+            blocks.mark_free(index / block)?;
+            next = u64_at(bytes, offset as usize)?;
+        }
+        (next == 0).then_some(blocks)
+    }
+
+    /// `None`: it was marked before, so the list has a cycle.
+    fn mark_free(&mut self, index: u32) -> Option<()> {
+        let word = self.free.get_mut(index as usize / 64)?;
+        let bit = 1 << (index % 64);
+        (*word & bit == 0).then_some(())?;
+        *word |= bit;
+        Some(())
+    }
+
+    /// Where blocks in use begin in the pool.
+    pub fn offsets(&self) -> impl Iterator<Item = usize> {
+        let is_free = |index: u32| {
+            self.free
+                .get(index as usize / 64)
+                .is_none_or(|word| word >> (index % 64) & 1 == 1)
+        };
+        let at = |index: u32| PoolHeader::BYTES + index as usize * self.block as usize;
+        (0..self.used).filter(move |index| !is_free(*index)).map(at)
+    }
+}

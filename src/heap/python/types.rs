@@ -1,0 +1,276 @@
+//! Blocks to types.
+//!
+//! Where a block is an object, a word of it leads to the object's type. Where in the block the object begins follows from the
+//! type's flags, so a type is accepted only if its flags put the object where the word was found. A type is an object whose own type
+//! is a type. Types lie outside of Python's arenas: they are larger than its blocks, or variables.
+//!
+//! Flags and members of types: Include/object.h and Include/cpython/object.h, v3.8.18 to v3.15.0.
+
+use std::ops::Range;
+
+use rustc_hash::FxHashMap;
+
+use super::owned::Owner;
+use crate::bytes::u64_at;
+use crate::cpython::object_layout::ObjectLayout;
+use crate::event::PAGE;
+use crate::process::memory::Memory;
+
+/// Types that are kept at most.
+const MAX_TYPES: usize = 1 << 16;
+/// Addresses at most of which it is remembered that no type is there.
+const MAX_REFUSED: usize = 1 << 20;
+/// Types of types, and bases, that are followed at most.
+const MAX_DEPTH: u32 = 16;
+/// Bytes of a name that are kept.
+const MAX_NAME: usize = 128;
+/// The largest objects that a type may have, and the largest items, bytes.
+const MAX_BASIC: u64 = 1 << 20;
+const MAX_ITEM: u64 = 1 << 16;
+/// Addresses of programs end here.
+const USER_END: u64 = 1 << 47;
+
+/// `Py_TPFLAGS_HEAPTYPE`
+pub const HEAP_TYPE: u64 = 1 << 9;
+/// `Py_TPFLAGS_HAVE_GC`
+const HAS_GC: u64 = 1 << 14;
+/// `Py_TPFLAGS_LIST_SUBCLASS`, `Py_TPFLAGS_DICT_SUBCLASS`, `Py_TPFLAGS_TYPE_SUBCLASS`
+pub const IS_LIST: u64 = 1 << 25;
+pub const IS_DICT: u64 = 1 << 29;
+const IS_TYPE: u64 = 1 << 31;
+/// Bytes of the header of the garbage collector, and of what may be ahead of it.
+const HEADER: u64 = 16;
+/// Where an object may begin in a block.
+const OFFSETS: [u64; 3] = [0, HEADER, 2 * HEADER];
+
+/// How objects lie in blocks.
+#[derive(Clone, Copy, Debug)]
+pub struct Placement {
+    /// Flags of types that put two words ahead of objects.
+    pub pre_header: u64,
+    /// Objects have no header of the garbage collector, and more than a count in their first word.
+    pub free_threaded: bool,
+    /// `tp_base`, from the start of a type.
+    base: u64,
+    item_size: u64,
+    /// Bytes of a type that are read.
+    read: usize,
+}
+
+impl Placement {
+    pub fn new(objects: &ObjectLayout, pre_header: u64, free_threaded: bool) -> Placement {
+        let base = u64::from(objects.type_flags) + 88;
+        Placement {
+            pre_header,
+            free_threaded,
+            base,
+            item_size: u64::from(objects.type_basicsize) + 8,
+            read: base as usize + 8,
+        }
+    }
+
+    /// Where objects of a type with these flags begin in their blocks.
+    fn offset(&self, flags: u64) -> u64 {
+        let has = |wanted: u64| u64::from(flags & wanted != 0);
+        let header = has(HAS_GC) * u64::from(!self.free_threaded) + has(self.pre_header);
+        header * HEADER
+    }
+}
+
+/// What a type says of itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TypeInfo {
+    /// avma.
+    pub at: u64,
+    pub name: Vec<u8>,
+    pub flags: u64,
+    /// Bytes of an object without its items.
+    basic: u64,
+    /// Where its objects begin in their blocks.
+    pub offset: u64,
+    pub owner: Owner,
+}
+
+/// The types of one process, looked up when they are first met.
+pub struct Types<'a> {
+    memory: &'a dyn Memory,
+    objects: ObjectLayout,
+    placement: Placement,
+    /// Where no types are, in ascending order.
+    arenas: Vec<Range<u64>>,
+    /// `None`: no type is there.
+    known: FxHashMap<u64, Option<u32>>,
+    refused: usize,
+    /// Addresses asked for last, by their lowest bits that differ: most blocks are like their neighbours.
+    recent: Vec<(u64, Option<u32>)>,
+    list: Vec<TypeInfo>,
+    pub is_truncated: bool,
+}
+
+const RECENT: usize = 1024;
+
+impl<'a> Types<'a> {
+    /// `arenas`: in ascending order.
+    pub fn new(
+        memory: &'a dyn Memory,
+        objects: ObjectLayout,
+        placement: Placement,
+        arenas: Vec<Range<u64>>,
+    ) -> Types<'a> {
+        Types {
+            memory,
+            objects,
+            placement,
+            arenas,
+            known: FxHashMap::default(),
+            refused: 0,
+            recent: vec![(0, None); RECENT],
+            list: Vec::new(),
+            is_truncated: false,
+        }
+    }
+
+    pub fn get(&self, index: u32) -> Option<&TypeInfo> {
+        self.list.get(index as usize)
+    }
+
+    /// Whether an address is in Python's arenas.
+    pub fn is_in_arena(&self, avma: u64) -> bool {
+        let below = self.arenas.partition_point(|arena| arena.start <= avma);
+        let found = below.checked_sub(1).and_then(|index| self.arenas.get(index));
+        found.is_some_and(|arena| avma < arena.end)
+    }
+
+    /// The type of the object in a block of `size` bytes, of which `head` has the first ones, and where it begins there.
+    pub fn classify(&mut self, head: &[u8], size: u64) -> Option<(u32, u64)> {
+        OFFSETS.into_iter().find_map(|offset| {
+            let (index, info) = self.object_at(head, offset)?;
+            let fits = info.offset == offset && info.basic + offset <= size;
+            fits.then_some((index, offset))
+        })
+    }
+
+    /// The type of the object that begins at an offset of a block, wherever its flags would put it.
+    pub fn object_at(&mut self, head: &[u8], offset: u64) -> Option<(u32, &TypeInfo)> {
+        let start = usize::try_from(offset).ok()?;
+        let references = u64_at(head, start)?;
+        let word = u64_at(head, start.checked_add(self.objects.ob_type.into())?)?;
+        // Of an object there are some references, and not more than 32 bits have; flags may be above 48 (Include/refcount.h, v3.14.0).
+        // Pointers are not like this.
+        if !self.placement.free_threaded && (references == 0 || references >> 32 & 0xffff != 0) {
+            return None;
+        }
+        let index = self.find(word)?;
+        Some((index, self.list.get(index as usize)?))
+    }
+
+    /// The type at an address.
+    pub fn find(&mut self, at: u64) -> Option<u32> {
+        if at % 8 != 0 || at < PAGE || at >= USER_END {
+            return None;
+        }
+        let slot = (at >> 4) as usize % RECENT;
+        if let Some((address, found)) = self.recent.get(slot)
+            && *address == at
+        {
+            return *found;
+        }
+        let found = if self.is_in_arena(at) {
+            None
+        } else {
+            self.look_up(at, 0)
+        };
+        if let Some(recent) = self.recent.get_mut(slot) {
+            *recent = (at, found);
+        }
+        found
+    }
+
+    fn look_up(&mut self, at: u64, depth: u32) -> Option<u32> {
+        if let Some(found) = self.known.get(&at) {
+            return *found;
+        }
+        if depth > MAX_DEPTH || at % 8 != 0 || at < PAGE || at >= USER_END {
+            return None;
+        }
+        // Until it is known: types lead to themselves.
+        self.known.insert(at, None);
+        let found = self.read(at, depth);
+        let index = found.and_then(|info| self.add(info));
+        if index.is_some() {
+            self.known.insert(at, index);
+        } else {
+            self.refused += 1;
+            if self.refused > MAX_REFUSED {
+                self.known.retain(|_, index| index.is_some());
+                self.refused = 0;
+            }
+        }
+        index
+    }
+
+    fn add(&mut self, info: TypeInfo) -> Option<u32> {
+        if self.list.len() >= MAX_TYPES {
+            self.is_truncated = true;
+            return None;
+        }
+        self.list.push(info);
+        u32::try_from(self.list.len() - 1).ok()
+    }
+
+    /// Reads a type.
+    fn read(&mut self, at: u64, depth: u32) -> Option<TypeInfo> {
+        let mut bytes = [0; 512];
+        let bytes = bytes.get_mut(..self.placement.read)?;
+        self.memory.read(at, bytes).then_some(())?;
+        let word = |offset: u64| u64_at(bytes, usize::try_from(offset).ok()?);
+        let meta = word(self.objects.ob_type.into())?;
+        let flags = word(self.objects.type_flags.into())?;
+        let basic = word(self.objects.type_basicsize.into())?;
+        let item = word(self.placement.item_size)?;
+        (basic < MAX_BASIC && item < MAX_ITEM && basic >= u64::from(self.objects.body)).then_some(())?;
+        let is_own = meta == at;
+        let name = self.name(word(self.objects.type_name.into())?)?;
+        if is_own {
+            (flags & IS_TYPE != 0 && name == b"type").then_some(())?;
+        } else {
+            (!self.is_in_arena(meta)).then_some(())?;
+            let meta = self.look_up(meta, depth + 1)?;
+            (self.get(meta)?.flags & IS_TYPE != 0).then_some(())?;
+        }
+        let base = word(self.placement.base)?;
+        let owner = match Owner::of_type(&name, flags) {
+            // A class of Python is like the built-in type that it is derived from.
+            Owner::Nothing if flags & HEAP_TYPE != 0 && base != at && !self.is_in_arena(base) => {
+                let base = self.look_up(base, depth + 1);
+                base.and_then(|base| self.get(base))
+                    .map_or(Owner::Nothing, |base| base.owner)
+            }
+            owner => owner,
+        };
+        Some(TypeInfo {
+            at,
+            name,
+            flags,
+            basic,
+            offset: self.placement.offset(flags),
+            owner,
+        })
+    }
+
+    /// The text at an address, which is a name: it has no control characters and ends.
+    fn name(&self, at: u64) -> Option<Vec<u8>> {
+        let mut bytes = [0; MAX_NAME];
+        // Up to the end of the page first: the next one may not be readable.
+        let first = ((PAGE - at % PAGE) as usize).min(MAX_NAME);
+        let (head, tail) = bytes.split_at_mut(first);
+        self.memory.read(at, head).then_some(())?;
+        if !head.contains(&0) && !tail.is_empty() {
+            self.memory.read(at.checked_add(first as u64)?, tail).then_some(())?;
+        }
+        // A longer name is cut.
+        let end = bytes.iter().position(|byte| *byte == 0).unwrap_or(MAX_NAME);
+        let name = bytes.get(..end)?;
+        (!name.is_empty() && name.iter().all(|byte| *byte >= b' ' && *byte != 0x7f)).then(|| name.to_vec())
+    }
+}
