@@ -13,6 +13,8 @@ use common::recording::{Recording, record};
 use common::{live, sources};
 
 mod common;
+#[path = "examples/pull_request.rs"]
+mod pull_request;
 #[path = "../examples/read_profile.rs"]
 mod read_profile;
 

@@ -20,6 +20,8 @@ pub struct GrownLines<'a> {
     functions: RowMap<'a>,
     /// Of the older and of the newer side, by row and line, in the unit of the normalization.
     lines: [BTreeMap<u32, BTreeMap<u32, f64>>; 2],
+    /// By the rows of caller and callee, by how much the newer side has more of this call. Of self samples, none.
+    calls: BTreeMap<(u32, u32), f64>,
 }
 
 impl<'a> GrownLines<'a> {
@@ -46,22 +48,56 @@ impl<'a> GrownLines<'a> {
             }
             by_row
         });
-        GrownLines { functions, lines }
+        let mut calls: BTreeMap<(u32, u32), f64> = BTreeMap::new();
+        for (side, sign) in [(0, -1.0), (1, 1.0)] {
+            let row = |function: u32| functions.of[side].get(function as usize).copied();
+            for call in stats[side].calls() {
+                if let (Some(caller), Some(callee)) = (call.caller.and_then(row), row(call.callee))
+                    && caller != callee
+                    && options.metric == Metric::Total
+                    && per_unit[side] > 0.0
+                {
+                    *calls.entry((caller, callee)).or_default() += sign * call.counts.total as f64 / per_unit[side];
+                }
+            }
+        }
+        GrownLines {
+            functions,
+            lines,
+            calls,
+        }
+    }
+
+    /// The function from which a function is called that much more, and the line there that grew most. `None` if no line is known,
+    /// or if that line may be one that calls something else, which grew even more.
+    pub fn of_caller(&self, frame: &Frame) -> Option<(&'a Frame, u32)> {
+        let row = self.row(frame)?;
+        let callers = self.calls.iter().filter(|((_, callee), _)| *callee == row);
+        let ((caller, _), growth) = callers.max_by(|(_, a), (_, b)| a.total_cmp(b))?;
+        let is_most = self
+            .calls
+            .range((*caller, 0)..=(*caller, u32::MAX))
+            .all(|(_, other)| other <= growth);
+        let caller = *self.functions.frames.get(*caller as usize)?;
+        (is_most && *growth > 0.0).then_some((caller, self.of(caller)?))
     }
 
     /// The line of a function's source file that grew most; `frame` is the one of [`super::Change`]. `None` if no line is known, or
     /// none grew.
     pub fn of(&self, frame: &Frame) -> Option<u32> {
-        let row = self
-            .functions
-            .frames
-            .iter()
-            .position(|other| std::ptr::eq(*other, frame))?;
+        let row = self.row(frame)?;
         let [before, after] = self.lines.each_ref().map(|lines| {
-            let lines = lines.get(&(row as u32)).into_iter().flatten();
+            let lines = lines.get(&row).into_iter().flatten();
             lines.map(|(line, amount)| (*line, *amount)).collect::<Vec<_>>()
         });
         most_grown(&before, &after)
+    }
+
+    fn row(&self, frame: &Frame) -> Option<u32> {
+        let mut frames = self.functions.frames.iter();
+        frames
+            .position(|other| std::ptr::eq(*other, frame))
+            .map(|row| row as u32)
     }
 }
 
@@ -128,6 +164,65 @@ fn most_grown(before: &[(u32, f64)], after: &[(u32, f64)]) -> Option<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::build::Builder;
+    use crate::diff::{Normalization, RowKind, Run};
+    use crate::model::{Meta, Profile};
+    use crate::values::ValueType;
+
+    /// Samples by the line of `main` and the function that it calls there.
+    fn profile(samples: &[(u32, &str, u64)]) -> Profile {
+        let mut builder = Builder::new(&[ValueType::SAMPLES]);
+        let main = builder.frame(Frame::python("main", "", "app.py", 1));
+        let mut time = 0;
+        for (line, name, count) in samples {
+            let function = builder.frame(Frame::python(*name, "", "app.py", 90));
+            for _ in 0..*count {
+                time += 1;
+                builder.sample(time, (1, 1), &[(main, *line), (function, 91)], &[1]);
+            }
+        }
+        builder.finish(Meta {
+            rate: 100,
+            ..Meta::default()
+        })
+    }
+
+    #[test]
+    fn a_new_call_is_found_in_the_caller() {
+        let before = profile(&[(2, "stock", 30), (3, "price", 70)]);
+        let options = DiffOptions {
+            normalization: Normalization::Time,
+            by: RowKind::Function,
+            metric: Metric::Total,
+            confidence: 0.99,
+            interpreter: false,
+        };
+        for (after, of_stock) in [
+            (&[(2, "stock", 30), (3, "price", 70), (4, "stock", 30)][..], Some(4)),
+            // Other lines came before.
+            (&[(12, "stock", 31), (13, "price", 68), (17, "stock", 29)], Some(17)),
+            // Its line is not the one that grew most.
+            (&[(2, "stock", 40), (3, "price", 170)], None),
+            (&[(2, "stock", 20), (3, "price", 70)], None),
+        ] {
+            let after = profile(after);
+            let [a, b] = [&before, &after].map(|profile| {
+                Side::of_one(Run {
+                    profile,
+                    grain: 1.0,
+                    clock: None,
+                })
+            });
+            let lines = GrownLines::new(&a, &b, &options);
+            let frame = |name: &str| after.frames.iter().find(|frame| frame.name == name).expect("a frame");
+            let found = lines.of_caller(frame("stock"));
+            assert_eq!(
+                found.map(|(caller, line)| (&*caller.name, line)),
+                of_stock.map(|line| ("main", line))
+            );
+            assert_eq!(lines.of_caller(frame("main")), None, "it has no caller");
+        }
+    }
 
     #[test]
     fn lines_are_matched_in_their_order() {

@@ -3,14 +3,15 @@
 use std::env;
 use std::path::{Component, Path, PathBuf};
 
-use super::gate::{Gate, Judged, Verdict};
+use super::gate::{Gate, Verdict};
 use super::text::Text;
 use crate::cli::args::DiffBy;
 use crate::cli::output::table::{Overflow, shortened};
 use crate::escape::{workflow_message, workflow_property};
 use crate::profile::diff::{DiffOptions, GrownLines};
-use crate::profile::model::FrameKind;
+use crate::profile::model::Frame;
 use crate::profile::stats::source_file;
+use crate::profile::your_functions::function_name;
 
 /// Annotations that GitHub keeps of each kind and step.
 const MAX_ANNOTATIONS: usize = 10;
@@ -20,51 +21,65 @@ const TITLE: usize = 200;
 impl Text<'_> {
     /// Workflow commands, one a line; none if the gate has passed. `options` are those of the comparison.
     pub fn annotations(&self, verdict: &Verdict<'_>, options: &DiffOptions) -> Vec<String> {
-        let workspace = workspace();
-        let lines = (self.options.by == DiffBy::Function && verdict.gate == Gate::Grown)
-            .then(|| GrownLines::new(self.sides[0], self.sides[1], options));
-        let place = |row: &Judged<'_>| {
-            let frame = row.change.frame;
-            let lines = lines.as_ref().filter(|_| row.row.kind.is_some())?;
-            let file = within(source_file(frame), &workspace)?;
-            let line = lines.of(frame).unwrap_or(match frame.kind {
-                FrameKind::Python => frame.first_line,
-                _ => 0,
-            });
-            Some((file, line.max(1)))
-        };
         match verdict.gate {
             Gate::Passed => Vec::new(),
-            Gate::Undecided => verdict
-                .lines()
-                .map(|line| command("error", "undecided", None, &[&line]))
-                .collect(),
+            Gate::Undecided => {
+                let lines = verdict.lines();
+                lines
+                    .map(|line| command("warning", "undecided", None, &[&line]))
+                    .collect()
+            }
             Gate::Grown => {
-                let grown: Vec<_> = verdict.grown().collect();
-                // Those with a place, of which it has more than a name to say, come first.
-                let (placed, others): (Vec<_>, Vec<_>) = grown
-                    .iter()
-                    .map(|(row, growth)| (*row, *growth, place(row)))
-                    .partition(|(.., place)| place.is_some());
-                let shown = placed.iter().chain(&others);
-                let mut out: Vec<String> = shown
-                    .map(|(row, growth, place)| {
-                        let what = format!("{} {growth}", row.text());
-                        let title = format!("{} {growth}", row.row.name);
-                        command("error", &title, place.as_ref(), &[&what, &self.words(row.change)])
-                    })
-                    .take(MAX_ANNOTATIONS)
-                    .collect();
-                if grown.len() > MAX_ANNOTATIONS {
-                    let more = grown.len() - (MAX_ANNOTATIONS - 1);
-                    out.truncate(MAX_ANNOTATIONS - 1);
-                    let text = format!("{more} more rows grew by more than {}", verdict.limit);
-                    out.push(command("error", &text, None, &[&text]));
+                let mut all = self.of_grown(verdict, options);
+                if all.len() > MAX_ANNOTATIONS {
+                    let more = all.len() - (MAX_ANNOTATIONS - 1);
+                    all.truncate(MAX_ANNOTATIONS - 1);
+                    all.push(command(
+                        "error",
+                        &format!("{more} more"),
+                        None,
+                        &["print them with nativeprof diff"],
+                    ));
                 }
-                out
+                all
             }
         }
     }
+
+    /// Annotations of what grew: first those with a place in the workspace, of the function and of the line that calls it.
+    fn of_grown(&self, verdict: &Verdict<'_>, options: &DiffOptions) -> Vec<String> {
+        let workspace = workspace();
+        let of_functions = self.options.by == DiffBy::Function;
+        let lines = of_functions.then(|| GrownLines::new(self.sides[0], self.sides[1], options));
+        let (mut placed, mut others) = (Vec::new(), Vec::new());
+        for (row, growth) in verdict.grown() {
+            let what = format!("{} {growth}", row.text());
+            let title = format!("{} {growth}", row.row.name);
+            let said = [&*what, &self.words(row.change)];
+            let frame = row.change.frame;
+            let lines = lines.as_ref().filter(|_| row.row.kind.is_some());
+            let place = lines.and_then(|lines| in_workspace(frame, lines.of(frame), &workspace));
+            match &place {
+                Some(_) => placed.push(command("error", &title, place.as_ref(), &said)),
+                None => others.push(command("error", &title, None, &said)),
+            }
+            let caller = lines.and_then(|lines| lines.of_caller(frame));
+            if let Some((caller, line)) = caller
+                && let Some(place) = in_workspace(caller, Some(line), &workspace)
+            {
+                let title = format!("{} calls {title}", function_name(caller));
+                placed.push(command("error", &title, Some(&place), &said));
+            }
+        }
+        placed.extend(others);
+        placed
+    }
+}
+
+/// The file of a function in the workspace, with that line, or else that of its definition.
+fn in_workspace(frame: &Frame, line: Option<u32>, workspace: &Path) -> Option<(String, u32)> {
+    let line = line.or((frame.first_line > 0).then_some(frame.first_line))?;
+    Some((within(source_file(frame), workspace)?, line))
 }
 
 fn command(kind: &str, title: &str, place: Option<&(String, u32)>, lines: &[&str]) -> String {
