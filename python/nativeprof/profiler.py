@@ -223,6 +223,9 @@ class _CountsAndSamples:
     def take(self) -> _native.Profile:
         return _native.combine(self._samples.take(), self._calls.take())
 
+    def lap(self) -> list[tuple[str, int, str, int]]:
+        return self._calls.lap()
+
     def stop(self) -> _native.Profile:
         calls = self._calls.stop()
         return _native.combine(self._samples.stop(), calls)
@@ -362,6 +365,12 @@ class Profiler:
         if self._recorder is None:
             raise RuntimeError("this Profiler is not running; call start() first")
         return Profile(self._recorder.take())
+
+    def _lap(self) -> list[tuple[str, int, str, int]]:
+        """File, first line, name and calls of each function called since the last lap. Nothing where calls are not counted."""
+        if self._recorder is None or isinstance(self._recorder, _native.SampleRecorder):
+            return []
+        return self._recorder.lap()
 
     def _is_running(self) -> bool:
         return self._recorder is not None and self._recorder.is_current_process()

@@ -9,6 +9,18 @@ use crate::engine::{FunctionInfo, FunctionObject, SessionFunctions, objects};
 
 /// Frames of all functions, by their numbers.
 pub fn frames(py: Python<'_>, functions: &SessionFunctions) -> Vec<ProfileFrame> {
+    let unused = ProfileFrame::new(FrameKind::Unknown, "[unknown]");
+    let mut frames = vec![unused; functions.end_of_numbers()];
+    for (id, function) in functions.iter() {
+        if let Some(place) = frames.get_mut(id as usize) {
+            *place = frame(py, function);
+        }
+    }
+    frames
+}
+
+/// The frame of a function.
+pub fn frame(py: Python<'_>, function: &FunctionInfo) -> ProfileFrame {
     let text = |object: &Bound<'_, PyAny>, name: &str| -> String {
         object
             .getattr(name)
@@ -16,7 +28,7 @@ pub fn frames(py: Python<'_>, functions: &SessionFunctions) -> Vec<ProfileFrame>
             .and_then(|v| objects::name(&v))
             .unwrap_or_default()
     };
-    let frame = |function: &FunctionInfo| match &function.object {
+    match &function.object {
         FunctionObject::Code(code) => {
             let code = code.bind(py);
             let line = code.getattr("co_firstlineno").and_then(|l| l.extract()).unwrap_or(0);
@@ -36,13 +48,5 @@ pub fn frames(py: Python<'_>, functions: &SessionFunctions) -> Vec<ProfileFrame>
             };
             ProfileFrame::native(name, BUILTIN, 0)
         }
-    };
-    let unused = ProfileFrame::new(FrameKind::Unknown, "[unknown]");
-    let mut frames = vec![unused; functions.end_of_numbers()];
-    for (id, function) in functions.iter() {
-        if let Some(place) = frames.get_mut(id as usize) {
-            *place = frame(function);
-        }
     }
-    frames
 }

@@ -4,6 +4,7 @@ use std::cell::UnsafeCell;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use nativeprof::profile::model::{self, FrameKind, Meta};
+use nativeprof::profile::your_functions::function_name;
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 
@@ -158,6 +159,15 @@ impl CallRecorder {
         }
     }
 
+    /// How often each function was called since the last lap or the start: its file, first line and qualified name, and calls.
+    /// [`CallRecorder::take`] still has them.
+    fn lap(&self, py: Python<'_>) -> Vec<(String, u32, String, u64)> {
+        match &mut self.state(py).recording {
+            ActiveRecording::Times(session) => calls_of_lap(py, session),
+            ActiveRecording::Counts(session) => calls_of_lap(py, session),
+        }
+    }
+
     /// Ends the recording and gives what was gathered since the start or the last `take_chains`.
     fn stop(&self, py: Python<'_>) -> PyResult<Profile> {
         let is_running = match &self.state(py).recording {
@@ -180,6 +190,20 @@ impl CallRecorder {
     fn is_current_process(&self, py: Python<'_>) -> bool {
         self.state(py).process == std::process::id()
     }
+}
+
+fn calls_of_lap<M: CountingMachine>(py: Python<'_>, session: &mut EngineSession<M>) -> Vec<(String, u32, String, u64)> {
+    let calls = call_tree::lap(py, session);
+    let called = calls
+        .into_iter()
+        .filter_map(|(number, calls)| Some((session.functions.get(number)?, calls)));
+    called
+        .map(|(function, calls)| {
+            let frame = call_frames::frame(py, function);
+            let name = function_name(&frame).into_owned();
+            (frame.filename, frame.first_line, name, calls)
+        })
+        .collect()
 }
 
 fn made<M: CountingMachine>(

@@ -6,7 +6,8 @@ use pyo3::prelude::*;
 
 use crate::engine::stacks::OpenCallStacks;
 use crate::engine::{
-    Callee, CurrentGreenlet, EndedFunctions, EventContext, EventOutcome, FunctionNumber, Machine, Moment, ThreadInfo,
+    Callee, CurrentGreenlet, EndedFunctions, EngineSession, EventContext, EventOutcome, FunctionNumber, Machine,
+    Moment, ThreadInfo,
 };
 
 mod chains;
@@ -37,6 +38,8 @@ pub struct CallTreeShared {
     /// If not empty: only threads with these idents.
     pub only: Vec<u64>,
     ended: HashMap<String, CallChains>,
+    /// What was gathered before the last [`lap`].
+    lapped: HashMap<String, CallChains>,
 }
 
 /// The machine of one thread, with times.
@@ -226,7 +229,7 @@ impl Machine for CallTree {
 }
 
 fn rename_shared(shared: &mut CallTreeShared, ended: &mut EndedFunctions) {
-    for chains in shared.ended.values_mut() {
+    for chains in shared.ended.values_mut().chain(shared.lapped.values_mut()) {
         chains.rename(ended);
     }
 }
@@ -361,10 +364,32 @@ impl CountingMachine for CallCounter {
 }
 
 /// All that was gathered in a session, taken out of it: (thread's name or empty, chains).
-pub fn take_chains<M: CountingMachine>(
-    py: Python<'_>,
-    session: &mut crate::engine::EngineSession<M>,
-) -> Vec<(String, Taken)> {
+pub fn take_chains<M: CountingMachine>(py: Python<'_>, session: &mut EngineSession<M>) -> Vec<(String, Taken)> {
+    let mut all = since_last_lap(py, session);
+    all.extend(
+        session
+            .shared
+            .lapped
+            .drain()
+            .map(|(name, chains)| (name, Taken(chains))),
+    );
+    all
+}
+
+/// How often each function was called since the last lap, or since the recording began. [`take_chains`] still gives all.
+pub fn lap<M: CountingMachine>(py: Python<'_>, session: &mut EngineSession<M>) -> HashMap<FunctionNumber, u64> {
+    let mut calls = HashMap::new();
+    for (name, Taken(chains)) in since_last_lap(py, session) {
+        for node in chains.nodes.iter().filter(|node| node.calls > 0) {
+            *calls.entry(node.function).or_insert(0) += node.calls;
+        }
+        let all = session.shared.lapped.entry(name).or_insert_with(CallChains::new);
+        all.add(&chains);
+    }
+    calls
+}
+
+fn since_last_lap<M: CountingMachine>(py: Python<'_>, session: &mut EngineSession<M>) -> Vec<(String, Taken)> {
     session.name_threads(py);
     let labels = (session.shared.by_thread, session.shared.numbered);
     let only = session.shared.only.clone();
