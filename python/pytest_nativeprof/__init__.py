@@ -1,7 +1,7 @@
 """The plugin for pytest: ``pytest --nativeprof`` records a profile in which samples have the labels of tests.
 
-Every run of pytest imports this module. The rest, and nativeprof itself, is imported with ``--nativeprof`` only. PYTEST_DONT_REWRITE:
-the package has no assertions.
+Every run of pytest imports this module. The rest, and nativeprof itself, is imported with ``--nativeprof`` only.
+PYTEST_DONT_REWRITE: the package has no assertions.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ _MARKER = (
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Adds the options."""
     group = parser.getgroup("nativeprof", "profile the tests (nativeprof)")
-    group.addoption("--nativeprof", action="store_true", help="record one profile of the session, with labels of tests and phases")
+    group.addoption(
+        "--nativeprof", action="store_true", help="record one profile of the session, with labels of tests and phases"
+    )
     group.addoption(
         "--nativeprof-mode",
         choices=("samples", "counts", "counts+samples"),

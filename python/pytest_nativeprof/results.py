@@ -7,7 +7,6 @@ import json
 import os
 import platform
 import time
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ _MOST_BYTES = 200
 # Of a file of results that is read.
 _MOST_FILE = 1 << 28
 
-# File, first line and name of a function.
+# How often functions were called: by their name and file, as `name (file)`.
 Calls = dict[str, int]
 
 
@@ -42,23 +41,46 @@ def label_of(nodeid: str) -> str:
     return f"{content[: _MOST_BYTES - 16].decode('utf-8', 'ignore')}...{digest}"
 
 
+# Paths of the standard library and of installed packages are relative to these.
+_LIBRARY = os.path.dirname(os.__file__) + os.sep
+_INSTALLED = ("/site-packages/", "/dist-packages/")
+
+
+def file_of(path: str, root: str) -> str:
+    """A path of code as it is the same in another checkout or environment, if possible.
+
+    Calls no function of Python: calls are counted. :param root: a directory of the tests, with a slash at its end.
+    """
+    for place in _INSTALLED:
+        _, found, rest = path.rpartition(place)
+        if found:
+            return rest
+    for start in (root, _LIBRARY):
+        if path.startswith(start):
+            return path[len(start) :]
+    return path
+
+
 @dataclass
 class TestResult:
     """What a test took, by its label.
 
-    ``cpu`` has seconds of the process's CPU time for each phase, ``calls`` how often its call began each Python function, if that was
-    counted.
+    ``cpu`` has seconds of the process's CPU time for each phase; ``calls`` how often its call began each Python function, if
+    that was counted. Of a test of pytest-benchmark, ``iterations`` were timed: ``cpu`` of ``call`` is that of all of them,
+    ``calls`` are those of one, and what was done around them is in ``cpu`` under ``untimed``.
     """
 
     __test__ = False
 
     cpu: dict[str, float] = field(default_factory=dict)
     calls: Calls | None = None
+    iterations: int = 0
 
     def add(self, other: TestResult) -> None:
         """Adds another run of the test, or another test with the same id."""
         for phase, seconds in other.cpu.items():
             self.cpu[phase] = self.cpu.get(phase, 0.0) + seconds
+        self.iterations += other.iterations
         if other.calls is not None:
             calls = self.calls = self.calls or {}
             for function, count in other.calls.items():
@@ -66,17 +88,32 @@ class TestResult:
 
     @property
     def seconds(self) -> float:
-        """CPU time of all phases."""
-        return sum(self.cpu.values())
+        """CPU time of the three phases."""
+        return sum(self.cpu.get(phase, 0.0) for phase in PHASES)
+
+    @property
+    def cpu_of_call(self) -> float:
+        """CPU time (seconds) of the call, or of one iteration."""
+        return self.cpu.get("call", 0.0) / max(self.iterations, 1)
 
     @property
     def number_of_calls(self) -> int | None:
         """Calls of all Python functions, if they were counted."""
         return None if self.calls is None else sum(self.calls.values())
 
+    @property
+    def by(self) -> str:
+        """What follows an amount of the call."""
+        return " per iteration" if self.iterations else ""
+
     def to_json(self) -> dict[str, Any]:
         """As it is in files and reports."""
-        return {"cpu": self.cpu} if self.calls is None else {"cpu": self.cpu, "calls": self.calls}
+        found: dict[str, Any] = {"cpu": self.cpu}
+        if self.calls is not None:
+            found["calls"] = self.calls
+        if self.iterations:
+            found["iterations"] = self.iterations
+        return found
 
     @staticmethod
     def from_json(value: Any) -> TestResult:
@@ -89,7 +126,10 @@ class TestResult:
                 return None
             return {str(k): v for k, v in given.items() if isinstance(v, kinds) and not isinstance(v, bool)}
 
-        return TestResult(numbers("cpu", (int, float)) or {}, numbers("calls", (int,)))
+        iterations = found.get("iterations")
+        return TestResult(
+            numbers("cpu", (int, float)) or {}, numbers("calls", (int,)), iterations if isinstance(iterations, int) else 0
+        )
 
 
 Results = dict[str, TestResult]
@@ -142,6 +182,6 @@ def runs(directory: Path, notes: list[str]) -> list[Run]:
     return found
 
 
-def hottest(results: Results, most: int) -> Iterable[tuple[str, TestResult]]:
+def hottest(results: Results, most: int) -> list[tuple[str, TestResult]]:
     """The tests with the most CPU time, most first."""
     return sorted(results.items(), key=lambda item: -item[1].seconds)[:most]

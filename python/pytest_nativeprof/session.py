@@ -1,7 +1,9 @@
-"""The hooks of a session that is recorded: in the process that runs the tests, in workers of pytest-xdist, and in their controller."""
+"""The hooks of a session that is recorded: in a process that runs tests, and in the controller of pytest-xdist."""
 
 from __future__ import annotations
 
+import functools
+import inspect
 import os
 import shutil
 import subprocess
@@ -9,14 +11,18 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Generator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from . import results
-from .recording import Recording, command, span
-from .results import Results, TestResult
+from . import benchmarks, comparison, limits, results
+from .recording import RATE, Recording, command, span, untimed
+from .results import Results, Run, TestResult
+
+# Tests that the summary has, at most.
+_MOST = 10
 
 
 def start(config: pytest.Config) -> None:
@@ -25,117 +31,239 @@ def start(config: pytest.Config) -> None:
     :raises pytest.UsageError: options do not fit together.
     """
     mode = config.getoption("nativeprof_mode") or "samples"
-    plugin = _TestProcess(config, mode)
-    config.pluginmanager.register(plugin, "nativeprof-tests")
+    tests = _TestProcess(mode)
+    config.pluginmanager.register(tests, "nativeprof-tests")
+    if mode != "samples":
+        config.pluginmanager.register(_CountedCalls(tests), "nativeprof-counts")
     if not hasattr(config, "workerinput"):
-        config.pluginmanager.register(_Session(config, mode, plugin), "nativeprof-session")
+        config.pluginmanager.register(_Session(config, mode, tests), "nativeprof-session")
 
 
 class _TestProcess:
     """Records the process that runs tests, and gives each test's report its figures."""
 
-    def __init__(self, config: pytest.Config, mode: str) -> None:
+    def __init__(self, mode: str) -> None:
         self.mode = mode
         self.recording: Recording | None = None
         #: CPU time of the session (seconds), when it has ended.
         self.cpu = 0.0
         self._begin = 0.0
         # Those of the test that runs.
+        self.result = TestResult()
         self._label = ""
-        self._result = TestResult()
+        self._limits = limits.Limits()
+        self._rounds: benchmarks.TimedRounds | None = None
+        self._exit = os._exit
+        self._capture: Any = None
+
+    def active(self) -> Recording | None:
+        """The recording, unless this is a process that a test has forked, or one that runs no tests."""
+        recording = self.recording
+        return recording if recording is not None and recording.is_current_process() else None
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionstart(self, session: pytest.Session) -> None:
         if session.config.pluginmanager.hasplugin("dsession"):
             return  # its workers run the tests
-        self.recording = Recording(self.mode)
+        self.recording = Recording(self.mode, session.config.rootpath)
         self.recording.start()
         self._begin = time.process_time()
+        self._capture = session.config.pluginmanager.getplugin("capturemanager")
+        os._exit = self._exit_with_a_word  # type: ignore[assignment]
 
-    def _phase(self, phase: str) -> Generator[None, Any, Any]:
+    def _exit_with_a_word(self, status: int) -> None:
+        if self.active() is not None:
+            said = f"\nnativeprof: {self._label or 'a module'} ends pytest by os._exit: what was recorded is lost\n"
+            if self._capture is not None:
+                self._capture.suspend()
+            os.write(2, said.encode("utf-8", "backslashreplace"))
+        self._exit(status)
+
+    def _phase(self, phase: str, labels: AbstractContextManager[Any]) -> Generator[None, Any, Any]:
         """Runs a phase of the test within its labels, and adds its CPU time to its results."""
-        recording = self.recording
-        if recording is None or not recording.is_current_process():
-            return (yield)
         begin = time.process_time()
         try:
-            with span(self._label, phase):
+            with labels:
                 return (yield)
         finally:
-            if recording.is_current_process():
-                self._result.cpu[phase] = time.process_time() - begin
+            self.result.cpu[phase] = time.process_time() - begin
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> Generator[None, Any, Any]:
+        self.result, self._rounds = TestResult(), None
+        recording = self.active()
+        if recording is None:
+            return (yield)
         self._label = results.label_of(item.nodeid)
-        self._result = TestResult()
-        if self.recording is not None and self.recording.is_current_process():
-            self.recording.start()  # if an earlier test has stopped it
-        return (yield from self._phase("setup"))
+        wrong, self._limits = "", limits.Limits()
+        try:
+            self._limits = limits.limits_of(item)
+        except ValueError as error:
+            wrong = str(error)
+        # Also if an earlier test has stopped it.
+        recording.start(self._limits.rate or RATE)
+        result = yield from self._phase("setup", span(self._label, "setup"))
+        if wrong:
+            # Not before: what has not been set up cannot be torn down.
+            pytest.fail(wrong, pytrace=False)
+        return result
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
-    def pytest_runtest_call(self) -> Generator[None, Any, Any]:
-        return (yield from self._phase("call"))
+    def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, Any, Any]:
+        recording = self.active()
+        if recording is None:
+            return (yield)
+        benchmark = getattr(item, "funcargs", {}).get("benchmark")
+        labels = span(self._label, "call")
+        if benchmark is not None:
+            self._rounds = benchmarks.follow(benchmark, recording, self._label)
+            if self._rounds is not None:
+                labels = untimed(self._label)
+        try:
+            result = yield from self._phase("call", labels)
+        finally:
+            self._count_rounds()
+        if self.active() is not None:
+            limits.check(self._limits, self.result)
+            if self._limits.max_calls is not None and self.result.calls is None:
+                recording.notes["max_calls was not checked: it needs --nativeprof-mode=counts"] += 1
+        return result
+
+    def _count_rounds(self) -> None:
+        rounds, result = self._rounds, self.result
+        if rounds is not None and rounds.iterations:
+            result.cpu["untimed"] = max(result.cpu["call"] - rounds.cpu, 0.0)
+            result.cpu["call"] = rounds.cpu
+            result.iterations = rounds.iterations
+            if result.calls is not None:
+                result.calls = rounds.calls_of_iteration()
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_teardown(self, item: pytest.Item) -> Generator[None, Any, Any]:
+        if self.active() is None:
+            return (yield)
         try:
-            return (yield from self._phase("teardown"))
+            return (yield from self._phase("teardown", span(self._label, "teardown")))
         finally:
-            # Of an earlier attempt to run it, if a plugin repeats tests that fail.
+            # Not those of an earlier attempt, if a plugin repeats tests that fail.
             kept = [entry for entry in item.user_properties if not entry[0].startswith("nativeprof_")]
-            item.user_properties[:] = [*kept, *properties(self._result)]
+            item.user_properties[:] = [*kept, *properties(self.result)]
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
         report = yield
-        if call.when == "teardown":
+        if call.when == "teardown" and self.result.cpu:
             # As JSON: workers of pytest-xdist send it.
-            report.nativeprof = {"label": self._label, **self._result.to_json()}
+            report.nativeprof = {"label": self._label, **self.result.to_json()}
         return report
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        recording = self.recording
-        if recording is None or not recording.is_current_process():
+        recording = self.active()
+        if recording is None:
             return
+        os._exit = self._exit
         self.cpu = time.process_time() - self._begin
         recording.stop()
-        given = getattr(session.config, "workerinput", {}).get("nativeprof_parts")
-        if given is not None:
-            name = session.config.workerinput["workerid"]  # type: ignore[attr-defined]
+        worker: Any = session.config
+        if hasattr(worker, "workerinput"):
+            name = worker.workerinput["workerid"]
             try:
-                recording.saved(Path(given), name)
-            except OSError as error:
+                recording.saved(Path(worker.workerinput["nativeprof_parts"]), name)
+            except (KeyError, OSError) as error:
                 recording.notes[f"the profile of the worker {name} is lost: {error}"] += 1
-            output = {"cpu": self.cpu, "samples": recording.samples, "notes": dict(recording.notes)}
-            session.config.workeroutput["nativeprof"] = output  # type: ignore[attr-defined]
+            worker.workeroutput["nativeprof"] = {"cpu": self.cpu, "notes": dict(recording.notes), **recording.amounts()}
 
 
-def properties(result: TestResult) -> list[tuple[str, object]]:
+class _CountedCalls:
+    """Counts the calls of a test: of its function, where that can be told from what pytest calls around it."""
+
+    def __init__(self, tests: _TestProcess) -> None:
+        self._tests = tests
+
+    @pytest.hookimpl(wrapper=True, trylast=True)
+    def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, Any, Any]:
+        recording = self._tests.active()
+        if recording is None:
+            return (yield)
+        function: Any = getattr(item, "obj", None)
+        if not isinstance(item, pytest.Function) or inspect.iscoroutinefunction(inspect.unwrap(function)):
+            self._begin(recording)
+            try:
+                return (yield)
+            finally:
+                self._end(recording)
+
+        @functools.wraps(function)
+        def call(*arguments: Any, **named: Any) -> Any:
+            __tracebackhide__ = True
+            self._begin(recording)
+            try:
+                return function(*arguments, **named)
+            finally:
+                self._end(recording)
+
+        item.obj = call
+        try:
+            return (yield)
+        finally:
+            item.obj = function
+
+    @staticmethod
+    def _begin(recording: Recording) -> None:
+        recording.check_hook()
+        recording.lap()
+
+    def _end(self, recording: Recording) -> None:
+        if self._tests.active() is not None:
+            self._tests.result.calls = recording.lap()
+            recording.check_hook()
+
+
+def properties(result: TestResult, suffix: str = "") -> list[tuple[str, object]]:
     """The properties of a test in reports, such as those of JUnit: CPU time in seconds, and calls."""
-    found: list[tuple[str, object]] = [("nativeprof_cpu", f"{result.seconds:.6f}")]
+    found: list[tuple[str, object]] = [(f"nativeprof_cpu{suffix}", f"{result.seconds:.6f}")]
+    if result.iterations:
+        found.append((f"nativeprof_cpu_per_iteration{suffix}", f"{result.cpu_of_call:.9f}"))
     if result.calls is not None:
-        found.append(("nativeprof_calls", result.number_of_calls))
+        found.append((f"nativeprof_calls{suffix}", result.number_of_calls))
     return found
 
 
 class _Session:
-    """Gathers the results of all tests, writes the profile of the session, and shows a summary."""
+    """Gathers the results of all tests, writes the profile of the session, compares it, and shows a summary."""
 
     def __init__(self, config: pytest.Config, mode: str, tests: _TestProcess) -> None:
         self._mode = mode
         self._tests = tests
         self._results: Results = {}
         self._notes: Counter[str] = Counter()
-        self._samples = 0
+        self._amounts: Counter[str] = Counter()
         self._cpu = 0.0
         self._saved: Path | None = None
-        save = config.getoption("nativeprof_save")
-        self._save = config.invocation_params.dir / save if save else None
+        self._comparison: comparison.Comparison | None = None
+        here = config.invocation_params.dir
+        save, compare, limit = (config.getoption(f"nativeprof_{name}") for name in ("save", "compare", "fail_above"))
+        self._save = here / save if save else None
+        self._limit = comparison.Limit.parse(limit, mode) if limit is not None else None
+        if limit is not None and not compare:
+            raise pytest.UsageError("--nativeprof-fail-above needs runs to compare with; add --nativeprof-compare=DIR")
+        self._before: list[Run] = self._runs(here / compare) if compare else []
+        if compare and not self._before:
+            why = "; ".join(self._notes) or f"there is no profile in {here / compare}"
+            raise pytest.UsageError(
+                f"--nativeprof-compare has nothing to compare with: {why}; make one with --nativeprof-save={compare}"
+            )
+        self._newest = comparison.newest(self._before)
         self._parts = Path(tempfile.mkdtemp(prefix="nativeprof-"))
         # Also where pytest itself is ended by an exception.
         config.add_cleanup(lambda: shutil.rmtree(self._parts, ignore_errors=True))
+
+    def _runs(self, directory: Path) -> list[Run]:
+        notes: list[str] = []
+        runs = results.runs(directory, notes)
+        self._notes.update(notes)
+        return runs
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: Any) -> None:
@@ -148,58 +276,91 @@ class _Session:
             self._notes[f"the worker {node.gateway.id} has crashed: what it recorded is lost"] += 1
             return
         self._cpu += output["cpu"]
-        self._samples += output["samples"]
+        self._amounts.update({name: output[name] for name in ("samples", "calls")})
         self._notes.update(output["notes"])
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         given = getattr(report, "nativeprof", None)
-        if given is not None:
-            self._results.setdefault(given["label"], TestResult()).add(TestResult.from_json(given))
+        if given is None:
+            return
+        label = given["label"]
+        self._results.setdefault(label, TestResult()).add(TestResult.from_json(given))
+        earlier = self._newest.get(label)
+        if earlier is not None:
+            report.user_properties.extend(properties(earlier, "_before"))
 
-    # After the test process of this session, and the workers of pytest-xdist, have written their parts.
+    # After the process of the tests, which may be this one, has written its part.
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         recording = self._tests.recording
         if recording is not None:
-            if not recording.is_current_process():
+            if self._tests.active() is None:
                 return
-            self._cpu, self._samples = self._tests.cpu, recording.samples
+            self._cpu = self._tests.cpu
+            self._amounts.update(recording.amounts())
             self._notes.update(recording.notes)
-            recording.saved(self._parts, "session")
-        if self._save is not None:
-            try:
-                self._saved = self._written(self._save)
-            except OSError as error:
-                self._notes[f"the profile was not saved: {error}"] += 1
-                session.exitstatus = session.exitstatus or pytest.ExitCode.INTERNAL_ERROR
+        if self._save is None and not self._before:
+            return
+        try:
+            if recording is not None:
+                recording.saved(self._parts, "session")
+            self._finish(self._save)
+        except OSError as error:
+            self._notes[f"the profile is not saved, or not compared: {error}"] += 1
+            self._fail(session)
+        if self._comparison is not None and self._comparison.fails:
+            self._fail(session)
 
-    def _written(self, directory: Path) -> Path:
-        """Adds the profile and the results of this run to a directory. Returns the path of the profile."""
-        directory.mkdir(parents=True, exist_ok=True)
+    @staticmethod
+    def _fail(session: pytest.Session) -> None:
+        if session.exitstatus == pytest.ExitCode.OK:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def _finish(self, save: Path | None) -> None:
+        """Writes the profile and the results of this run, and compares them."""
+        earlier = {run.profile.resolve() for run in self._before}
+        after: list[Run] = []
+        if save is not None:
+            save.mkdir(parents=True, exist_ok=True)
+            if self._before:
+                after = [run for run in self._runs(save) if run.profile.resolve() not in earlier]
         name = results.new_name()
-        path = directory / f"{name}.json.gz"
-        merge(sorted(self._parts.iterdir()), path)
-        results.write(directory, name, self._mode, self._results)
-        return path
+        profile = (save or self._parts) / f"{name}.json.gz"
+        parts = [path for path in sorted(self._parts.iterdir()) if path.is_file()]
+        merge(parts, profile)
+        if save is not None:
+            results.write(save, name, self._mode, self._results)
+            self._saved = profile
+        if self._before:
+            after.append(Run(profile, self._results))
+            self._comparison = comparison.compared(self._before, after, self._mode, self._limit)
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         write, total = terminalreporter.write_line, self._cpu
         terminalreporter.section("nativeprof")
-        phases = {phase: sum(r.cpu.get(phase, 0.0) for r in self._results.values()) for phase in results.PHASES}
+        phases = {phase: sum(r.cpu.get(phase, 0.0) for r in self._results.values()) for phase in (*results.PHASES, "untimed")}
         outside = max(total - sum(phases.values()), 0.0)
+        if not phases["untimed"]:
+            del phases["untimed"]
         parts = ", ".join(f"{phase} {seconds:.2f} s" for phase, seconds in [*phases.items(), ("outside of tests", outside)])
         write(f"{total:.2f} s CPU: {parts}")
-        hottest = results.hottest(self._results, 10)
+        hottest = results.hottest(self._results, _MOST)
+        counts = self._mode != "samples"
         if hottest:
-            write("   CPU s      %  test")
+            write("   CPU s      %" + ("         calls" if counts else "") + "  test")
         for label, result in hottest:
-            write(f"{result.seconds:8.3f}  {100 * result.seconds / max(total, 1e-9):5.1f}  {label}")
+            calls = f"  {result.number_of_calls or 0:>12,}" if counts else ""
+            write(f"{result.seconds:8.3f}  {100 * result.seconds / max(total, 1e-9):5.1f}{calls}  {label}")
+        if self._comparison is not None:
+            for line in self._comparison.lines:
+                write(line)
         for note, count in self._notes.items():
             write(f"note: {note}" + (f" ({count} times)" if count > 1 else ""))
         if self._saved is not None:
-            write(f"profile of {self._samples} samples: {self._saved}")
-            write("of a test: nativeprof report FILE --label test=...")
+            kinds = {"samples": "samples", "counts": "calls"}.get(self._mode)
+            amounts = [f"{self._amounts[kind]:,} {kind}" for kind in ("samples", "calls") if kinds in (None, kind)]
+            write(f"profile of {' and '.join(amounts)}: {self._saved}")
 
 
 def merge(parts: list[Path], path: Path) -> None:
@@ -215,6 +376,8 @@ def merge(parts: list[Path], path: Path) -> None:
     program = command()
     if program is None:
         raise OSError("the command nativeprof, which merges the profiles of workers, is not in this environment")
-    done = subprocess.run([program, "merge", *map(os.fspath, parts), "-o", path], capture_output=True, text=True, errors="replace")
+    done = subprocess.run(
+        [program, "merge", *map(os.fspath, parts), "-o", path], capture_output=True, text=True, errors="replace"
+    )
     if done.returncode:
         raise OSError(f"nativeprof merge: {done.stderr.strip()}")

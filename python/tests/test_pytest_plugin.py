@@ -6,10 +6,15 @@ import os
 import re
 import subprocess
 import sys
+import time
 import xml.etree.ElementTree as ElementTree
+from pathlib import Path
 
 import pytest
 from chance import likely
+
+import nativeprof
+from pytest_nativeprof import comparison, results
 
 BURN = """
 import time
@@ -22,6 +27,15 @@ def burn(seconds):
 
 
 SAVED = ("--nativeprof", "--nativeprof-save=saved")
+# What the session does not need takes longer to import than the tests take.
+PLAIN = ("-p", "no:xdist", "-p", "no:benchmark")
+WITH_BENCHMARK = ("-p", "no:xdist", "--benchmark-quiet")
+
+
+def burn(seconds):
+    end = time.thread_time() + seconds
+    while time.thread_time() < end:
+        sum(range(200))
 
 
 class Ran:
@@ -63,7 +77,18 @@ def session(directory, *options, **files):
         (directory / f"{name}.py").write_text(text, encoding="utf-8")
     (directory / "pytest.ini").touch()  # none of the directories above
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "NATIVEPROF_"))}
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:asyncio", "--strict-markers", "--junit-xml=junit.xml"]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "no:asyncio",
+        "--strict-markers",
+        "--junit-xml=junit.xml",
+    ]
     done = subprocess.run([*command, *options], cwd=directory, env=environment, capture_output=True, text=True, timeout=120)
     return Ran(directory, done)
 
@@ -90,7 +115,7 @@ def sampled(tmp_path_factory):
         "def test_fails():\n    assert 0\n"
     )
     directory = tmp_path_factory.mktemp("sampled")
-    return session(directory, *SAVED, burning=BURN, test_it=text)
+    return session(directory, *SAVED, *PLAIN, burning=BURN, test_it=text)
 
 
 def test_the_session_is_as_without(sampled):
@@ -109,16 +134,19 @@ def test_samples_have_the_labels_of_tests_and_phases(sampled):
         ("test_it.py::test_fork", "call"): 0.1,
     }
     # 100 per second; the timer of a thread is late by a tick, and a busy machine loses some.
-    for key, time in seconds.items():
-        assert 70 * time - 3 <= labels.get(key, 0) <= 130 * time + 3, (key, labels)
+    for key, expected in seconds.items():
+        assert 70 * expected - 3 <= labels.get(key, 0) <= 130 * expected + 3, (key, labels)
     of_ids = [key[0] for key in labels if key[0] and "test_ids" in key[0]]
     likely(len(of_ids) == 3, of_ids)
     assert all(len(label.encode()) <= 255 and label.isprintable() for label in of_ids)
 
 
 def test_results_add_up_to_the_session(sampled):
-    summary = re.search(r"^([\d.]+) s CPU: setup ([\d.]+) s, call ([\d.]+) s, teardown ([\d.]+) s, outside of tests ([\d.]+) s$",
-                        sampled.text, re.M)
+    summary = re.search(
+        r"^([\d.]+) s CPU: setup ([\d.]+) s, call ([\d.]+) s, teardown ([\d.]+) s, outside of tests ([\d.]+) s$",
+        sampled.text,
+        re.M,
+    )
     total, *parts = map(float, summary.groups())
     assert abs(total - sum(parts)) < 0.03
     results = sampled.results()
@@ -145,12 +173,32 @@ def test_reports_select_a_test(sampled):
 
 
 def test_without_the_option_nothing_is_imported(tmp_path):
-    text = "import sys\ndef test_it():\n    assert not [m for m in sys.modules if m == 'nativeprof' or m.startswith('nativeprof.')]\n"
+    text = (
+        "import sys\nimport pytest\n"
+        "@pytest.mark.nativeprof(max_calls=0)\ndef test_it():\n"
+        "    assert not {'nativeprof', 'pytest_nativeprof.session'}.intersection(sys.modules)\n"
+    )
     ran = session(tmp_path, test_it=text)
     assert ran.code == 0, ran.text
     assert "nativeprof" not in ran.text
-    ran = session(tmp_path, "--nativeprof-save=x")
-    assert ran.code == 4 and "nothing is recorded; add --nativeprof" in ran.text
+
+
+@pytest.mark.parametrize(
+    "options, said",
+    [
+        (("--nativeprof-save=x",), "--nativeprof-save has no effect, since nothing is recorded; add --nativeprof"),
+        (("--nativeprof", "--nativeprof-fail-above=5"), "add --nativeprof-compare=DIR"),
+        (("--nativeprof", "--nativeprof-compare=x"), "make one with --nativeprof-save=x"),
+        (("--nativeprof", "--nativeprof-compare=x", "--nativeprof-fail-above=10 calls"), "add --nativeprof-mode=counts"),
+        (
+            ("--nativeprof", "--nativeprof-compare=x", "--nativeprof-fail-above=1.5 calls"),
+            "must be percent, or a number of calls",
+        ),
+    ],
+)
+def test_wrong_options_are_refused(options, said, tmp_path):
+    ran = session(tmp_path, "-p", "no:xdist", "-p", "no:benchmark", *options)
+    assert ran.code == 4 and said in ran.text, ran.text
 
 
 def test_workers_of_xdist_are_merged(tmp_path):
@@ -172,21 +220,215 @@ def test_a_crashing_worker_loses_only_its_own(tmp_path):
     assert "test_it.py::test_good" in ran.results()
 
 
-def test_a_profiler_in_a_test_works(tmp_path):
-    text = (
-        "import cProfile, sys\nimport nativeprof\nfrom burning import burn\n"
-        "def test_own():\n"
-        "    with nativeprof.Profiler(rate=100) as profiler:\n        burn(0.2)\n"
-        "    assert profiler.profile.stats['taken'] > 5\n"
-        "def test_after():\n    burn(0.2)\n"
-        "def test_other():\n"
-        "    profile = cProfile.Profile()\n    profile.runcall(burn, 0.01)\n"
-        "    assert profile.getstats()\n"
-        "def test_hook():\n"
-        "    seen = []\n    sys.setprofile(lambda *a: seen.append(a))\n    burn(0.01)\n    sys.setprofile(None)\n"
-        "    assert seen\n"
-    )
-    ran = session(tmp_path, *SAVED, burning=BURN, test_it=text)
+OTHER_PROFILERS = """
+import cProfile, sys
+import nativeprof
+import pytest
+from burning import burn
+
+def test_own():
+    with nativeprof.Profiler(rate=100) as profiler:
+        burn(0.2)
+    assert profiler.profile.stats["taken"] > 5
+
+@pytest.mark.nativeprof(rate=200)
+def test_after():
+    burn(0.2)
+
+def test_c_profile():
+    profile = cProfile.Profile()
+    profile.runcall(burn, 0.01)
+    assert profile.getstats()
+
+def test_hook():
+    seen = []
+    sys.setprofile(lambda *a: seen.append(a))
+    burn(0.01)
+    sys.setprofile(None)
+    assert seen
+"""
+
+
+@pytest.mark.parametrize("mode", ["samples", "counts+samples"])
+def test_other_profilers_in_tests_work(mode, tmp_path):
+    ran = session(tmp_path, *SAVED, f"--nativeprof-mode={mode}", *PLAIN, burning=BURN, test_it=OTHER_PROFILERS)
     assert ran.code == 0, ran.text
     assert "not recorded while a test had a nativeprof.Profiler of its own" in ran.text
-    assert ran.labels().get(("test_it.py::test_after", "call"), 0) > 10
+    # Half of what the rate of this test makes. Parts of different rates are merged.
+    assert ran.labels().get(("test_it.py::test_after", "call"), 0) > 20
+    if mode != "samples" and sys.version_info < (3, 12):
+        assert "calls are missing in a test that used sys.setprofile" in ran.text
+
+
+COUNTED = """
+import asyncio, os, unittest
+import pytest
+
+MORE = int(os.environ["MORE"])
+
+def f(x):
+    return x
+
+def test_empty():
+    pass
+
+def test_calls():
+    for n in range(5000 + MORE):
+        f(n)
+
+class TestUnit(unittest.TestCase):
+    def setUp(self):
+        f(1)
+
+    def test_unit(self):
+        f(2)
+
+@pytest.mark.nativeprof(max_calls=11)
+class TestLimits:
+    def test_kept(self):
+        [f(n) for n in range(9)]
+
+    @pytest.mark.nativeprof(max_calls=5)
+    def test_exceeded(self):
+        for n in range(9):
+            f(n)
+
+    def test_fails_first(self):
+        assert f(0)
+
+    @pytest.mark.nativeprof(max_cpu=1e-9)
+    def test_cpu(self):
+        pass
+
+    @pytest.mark.nativeprof(max_call=5)
+    def test_wrong(self):
+        pass
+
+def test_benchmark(benchmark):
+    f(0)
+    benchmark.pedantic(lambda: [f(n) for n in range(30)], rounds=3, iterations=2, warmup_rounds=2)
+"""
+
+
+@pytest.fixture(scope="module")
+def counted(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("counted")
+    os.environ["MORE"] = "0"
+    first = session(directory, *SAVED, "--nativeprof-mode=counts", *WITH_BENCHMARK, test_it=COUNTED)
+    os.environ["MORE"] = "1"
+    options = ("--nativeprof", "--nativeprof-mode=counts", "--nativeprof-compare=saved", "--nativeprof-fail-above=0 calls")
+    selected = ("-k", "empty or calls or unit or kept or benchmark", *WITH_BENCHMARK)
+    more = session(directory, *options, *selected, test_it=COUNTED)
+    os.environ["MORE"] = "0"
+    equal = session(directory, *options, *selected, test_it="# A comment.\n\n" + COUNTED)
+    del os.environ["MORE"]
+    return first, more, equal
+
+
+def test_calls_of_tests_are_exact(counted):
+    results = counted[0].results()
+    is_inlined = sys.version_info >= (3, 12)  # comprehensions have no frame of their own
+    calls = {label.rpartition("::")[2]: sum(found.get("calls", {}).values()) for label, found in results.items()}
+    assert calls["test_empty"] == 1
+    assert calls["test_calls"] == 5001
+    assert calls["test_unit"] == 2
+    assert calls["test_kept"] == (10 if is_inlined else 11)
+    of_iteration = results["test_it.py::test_benchmark"]
+    assert calls["test_benchmark"] == (31 if is_inlined else 32)
+    assert of_iteration["iterations"] == 6
+    assert of_iteration["calls"]["f (test_it.py)"] == 30
+
+
+def test_limits_of_markers_fail_tests(counted):
+    text = counted[0].text
+    assert "4 failed" not in text and "3 failed" in text and "1 error" in text, text
+    assert "10 calls of Python functions, max_calls=5; most of them:" in text
+    assert re.search(r"^ +9  f \(test_it.py\)$", text, re.M)
+    assert "s CPU, max_cpu=1e-09" in text
+    assert "the marker nativeprof has no argument 'max_call'; it has max_calls, max_cpu and rate" in text
+
+
+def test_one_call_more_is_found_always(counted):
+    _, more, equal = counted
+    assert more.code == 1 and " failed" not in more.text, more.text
+    assert "calls of 5 tests: grew, by more than 0 calls" in more.text
+    assert re.search(r"^ +5,001 +5,002 +\+1  test_it.py::test_calls$", more.text, re.M)
+    assert re.search(r"^ +5,000 +5,001 +\+1  test_it.py::test_calls, f \(test_it.py\)$", more.text, re.M)
+    assert equal.code == 0 and "calls of 5 tests: none grew" in equal.text, equal.text
+
+
+def test_properties_have_the_earlier_figures(counted):
+    found = counted[2].properties()["test_calls"]
+    assert found["nativeprof_calls"] == found["nativeprof_calls_before"] == "5001"
+
+
+def test_an_exit_is_announced(tmp_path):
+    ran = session(tmp_path, "--nativeprof", *PLAIN, test_it="import os\ndef test_it():\n    os._exit(7)\n")
+    assert ran.code == 7
+    assert "test_it.py::test_it ends pytest by os._exit: what was recorded is lost" in ran.text
+
+
+def test_labels_differ_and_fit():
+    assert results.label_of("test_a.py::test_b[1]") == "test_a.py::test_b[1]"
+    assert results.label_of("a\nb\x1b\u2603\ud800") == "a\\nb\\x1b\u2603\\ud800"
+    long = [results.label_of("é" * 10_000 + end) for end in "ab"]
+    assert long[0] != long[1] and all(len(label.encode()) <= 200 for label in long)
+
+
+def runs(*values):
+    """Runs whose only test calls functions so often."""
+    return [results.Run(Path("none"), {"t": results.TestResult({}, dict(calls))}) for calls in values]
+
+
+def test_calls_that_vary_count_outside_of_their_ranges():
+    before = runs({"f (a)": 5, "g (a)": 1}, {"f (a)": 9, "g (a)": 1})
+    for f, percent, fails in [(9, "0", False), (10, "0", True), (10, "10", False), (12, "10", True), (10, "0 calls", True)]:
+        limit = comparison.Limit.parse(percent, "counts")
+        found = comparison.compared(before, runs({"f (a)": f, "g (a)": 1}), "counts", limit)
+        assert found.fails == fails, (f, percent, found.lines)
+        assert any(line.startswith("1 number of calls vary") for line in found.lines)
+
+
+def test_a_baseline_of_another_kind_is_named(tmp_path):
+    (tmp_path / "tests").mkdir()
+    for name, content in [("a", None), ("b", "{"), ("c", "[]"), ("d", '{"version": 2, "tests": {}}'), ("e", "[" * 100_000)]:
+        (tmp_path / f"{name}.json.gz").touch()
+        if content is not None:
+            (tmp_path / "tests" / f"{name}.json").write_text(content)
+    (tmp_path / "f.json.gz").touch()
+    given = {"t": {"cpu": {"call": 1}, "calls": {"f": True, "g": 2}}, "u": [], "v": {"cpu": {"call": "1"}}}
+    (tmp_path / "tests" / "f.json").write_text(json.dumps({"version": 1, "python": "2.7", "tests": given}))
+    notes = []
+    (run,) = results.runs(tmp_path, notes)
+    assert len([note for note in notes if "is left out" in note]) == 5, notes
+    assert "is of Python 2.7" in notes[-1]
+    assert [(r.cpu, r.calls) for r in run.results.values()] == [({"call": 1}, {"g": 2}), ({}, None), ({}, None)]
+
+
+@pytest.fixture(scope="module")
+def timed(tmp_path_factory):
+    """Two runs before, and one each after: one with the same times, one in which a test takes three times as long."""
+    directory = tmp_path_factory.mktemp("timed")
+
+    def run(name, seconds):
+        labels = {"t::same": 0.15, "t::slower": seconds}
+        with nativeprof.Profiler(rate=200) as profiler:
+            for label, amount in labels.items():
+                with nativeprof.span("pytest", test=label, phase="call"):
+                    burn(amount)
+        profiler.profile.save(directory / f"{name}.json.gz")
+        return results.Run(directory / f"{name}.json.gz", {label: results.TestResult({"call": s}) for label, s in labels.items()})
+
+    return [run("a", 0.15), run("b", 0.15)], run("same", 0.15), run("slower", 0.6)
+
+
+def test_growth_of_time_is_significant_as_diff_has_it(timed):
+    before, same, slower = timed
+    limit = comparison.Limit.parse("50", "samples")
+    found = comparison.compared(before, [slower], "samples", limit)
+    assert found.fails and any(line.endswith("t::slower") for line in found.lines), found.lines
+    assert not any(line.endswith("t::same") for line in found.lines), found.lines
+    found = comparison.compared(before, [same], "samples", limit)
+    assert not found.fails and "CPU time of tests: 0 grew significantly" in found.lines, found.lines
+    single = comparison.compared(before[:1], [same], "samples", limit)
+    assert single.fails and any(line.startswith("undecided: ") for line in single.lines), single.lines
