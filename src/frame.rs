@@ -44,6 +44,8 @@ pub enum Origin {
     Greenlet,
     /// A stack made by `makecontext` or boost.context.
     Context,
+    /// Another task, which changed the process's memory: it has no stack here.
+    OtherTask,
 }
 
 impl Origin {
@@ -52,6 +54,7 @@ impl Origin {
         match self {
             Origin::Greenlet => "[greenlet]",
             Origin::Context => "[context]",
+            Origin::OtherTask => "[another task]",
         }
     }
 }

@@ -38,6 +38,7 @@ pub mod model;
 mod otlp;
 pub mod places;
 pub mod pstats;
+pub mod resident;
 pub mod samples;
 pub mod stacks_by_line;
 mod standard_modules;

@@ -12,6 +12,9 @@ pub enum Measure {
     Period(Clock, u64),
     /// A time of its own, running or waiting. It counts as so many periods of this length, ns.
     Time(u64),
+    /// An amount of memory of its own. Samples are taken at so many bytes on average: a piece of `s` bytes with the probability
+    /// 1 - exp(-s / interval), by which its amount is divided.
+    Bytes(u64),
 }
 
 /// What a clock counts.
@@ -74,9 +77,21 @@ impl Measure {
     #[inline]
     pub fn count(self, is_running: bool, time: u64) -> Option<u32> {
         match self {
-            Measure::Event | Measure::Period(..) => is_running.then_some(1),
+            Measure::Event | Measure::Period(..) | Measure::Bytes(_) => is_running.then_some(1),
             Measure::Time(_) if time == 0 => None,
             Measure::Time(period) => Some(periods(time, period)),
+        }
+    }
+
+    /// What a sampled piece of memory stands for, bytes: itself and those like it that were not sampled. 0 where memory is not
+    /// measured.
+    pub fn bytes(self, piece: u64) -> u64 {
+        match self {
+            Measure::Bytes(interval) if piece > 0 => {
+                let size = piece as f64;
+                (size / -(-size / interval.max(1) as f64).exp_m1()).round() as u64
+            }
+            _ => 0,
         }
     }
 
@@ -88,7 +103,7 @@ impl Measure {
             Measure::Period(Clock::Wall, ns) | Measure::Time(ns) if ns > 0 => {
                 Some(Value::per_count(ValueType::WALL, ns))
             }
-            Measure::Event | Measure::Period(..) | Measure::Time(_) => None,
+            Measure::Event | Measure::Period(..) | Measure::Time(_) | Measure::Bytes(_) => None,
         };
         let samples = Value::per_count(ValueType::SAMPLES, 1);
         std::iter::once(samples).chain(time).collect()
@@ -144,6 +159,21 @@ mod tests {
             (time, true, u64::MAX, Some(u32::MAX)),
         ] {
             assert_eq!(measure.count(is_running, ns), expected, "{measure:?} {ns}");
+        }
+    }
+
+    #[test]
+    fn pieces_of_memory_stand_for_those_that_were_not_sampled() {
+        let memory = Measure::Bytes(1 << 19);
+        for (measure, piece, expected) in [
+            (memory, 0, 0),
+            (memory, 4096, 526_339), // nearly the interval
+            (memory, 1 << 19, 829_417),
+            (memory, 1 << 30, 1 << 30), // always sampled
+            (Measure::Bytes(0), 4096, 4096),
+            (Measure::Event, 4096, 0),
+        ] {
+            assert_eq!(measure.bytes(piece), expected, "{measure:?} {piece}");
         }
     }
 

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use super::labels::Labels;
 use super::lags::Lag;
+use super::resident::ResidentMemory;
 use super::values::Value;
 use super::waits::Waits;
 
@@ -318,6 +319,8 @@ pub struct Meta {
     pub merged_from: Vec<MergedRecording>,
     /// What kept event loops for long, in chronological order.
     pub lags: Vec<Lag>,
+    /// Of recordings of resident memory: the accounts of processes, one for each program that a process ran.
+    pub memory: Vec<ResidentMemory>,
 }
 
 /// A row of the table of files: where its symbols came from.

@@ -94,8 +94,12 @@ impl ValueType {
     pub const ALLOC_BYTES: ValueType = ValueType::fixed("alloc_bytes", Unit::Bytes);
     /// Memory allocated and not freed, bytes.
     pub const LIVE_BYTES: ValueType = ValueType::fixed("live_bytes", Unit::Bytes);
-    /// Resident memory of the process, bytes.
+    /// Resident memory of the process, bytes; by stack, what grew there and is still resident.
     pub const RSS_BYTES: ValueType = ValueType::fixed("rss_bytes", Unit::Bytes);
+    /// Growth of resident memory, bytes, whether it is still resident or not.
+    pub const RSS_GROWN_BYTES: ValueType = ValueType::fixed("rss_grown_bytes", Unit::Bytes);
+    /// Resident memory that was given back, bytes.
+    pub const RSS_RETURNED_BYTES: ValueType = ValueType::fixed("rss_returned_bytes", Unit::Bytes);
 
     const fn fixed(name: &'static str, unit: Unit) -> ValueType {
         ValueType {
@@ -187,12 +191,21 @@ impl Profile {
     }
 
     /// Index in [`Profile::value_types`] of what views of the profile show unless another value is chosen: wall-clock time,
-    /// or another time of what is no sample, such as calls; else the count. Samples of CPU time remain samples: these stand
+    /// or another time of what is no sample, such as calls; memory that grew and is still resident; else the count. Samples of CPU time remain samples: these stand
     /// for the same time each, and say how much they prove.
     pub fn default_value(&self) -> usize {
         let types = self.value_types();
         let is_shown = |at: &usize| types[*at].is_per_count() || self.total_amount(*at) > 0;
         let wall = self.find_value(&ValueType::WALL.name).filter(is_shown);
+        if self.find_value(&ValueType::RSS_GROWN_BYTES.name).is_some() {
+            let memory = [
+                ValueType::RSS_BYTES,
+                ValueType::RSS_GROWN_BYTES,
+                ValueType::RSS_RETURNED_BYTES,
+            ];
+            let found = memory.iter().filter_map(|kind| self.find_value(&kind.name));
+            return found.into_iter().find(is_shown).unwrap_or(0);
+        }
         let is_time = |at: &usize| types[*at].kind.unit == Unit::Nanoseconds;
         let mut times = (0..types.len()).filter(|at| is_time(at) && is_shown(at));
         match wall {
@@ -392,6 +405,24 @@ mod tests {
                 "memory",
                 vec![per_count(ValueType::ALLOCS), each(ValueType::ALLOC_BYTES, 9)],
                 "allocs",
+            ),
+            (
+                "growth of memory",
+                vec![
+                    per_count(ValueType::SAMPLES),
+                    each(ValueType::RSS_BYTES, 4),
+                    each(ValueType::RSS_GROWN_BYTES, 9),
+                ],
+                "rss_bytes",
+            ),
+            (
+                "growth of memory that was all given back",
+                vec![
+                    per_count(ValueType::SAMPLES),
+                    each(ValueType::RSS_BYTES, 0),
+                    each(ValueType::RSS_GROWN_BYTES, 9),
+                ],
+                "rss_grown_bytes",
             ),
             ("nothing declared", Vec::new(), "samples"),
         ] {

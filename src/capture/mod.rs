@@ -12,6 +12,7 @@ use crate::event::{
     TimeSpent,
 };
 use crate::process::memory::Memory;
+use crate::profile::resident::ResidentMemory;
 
 pub mod common;
 pub mod ebpf;
@@ -30,6 +31,8 @@ pub struct SamplingOptions {
     pub children: bool,
     pub mode: Mode,
     pub off_cpu: OffCpuOptions,
+    /// With [`Mode::Rss`]: bytes between two samples, on average.
+    pub interval: u64,
     /// Take the Python frames of the threads that native workers work for.
     pub workers: bool,
     /// Take which spans are active.
@@ -72,6 +75,8 @@ pub enum Mode {
     OffCpu,
     /// Both.
     Wall,
+    /// No time: changes of resident memory. Only by eBPF.
+    Rss,
 }
 
 /// The event that triggers a sample.
@@ -95,7 +100,12 @@ pub const EVENT_KINDS: &[(&str, EventKind)] = &[
 ];
 
 /// Names of the modes as typed on the command line.
-pub const MODES: &[(&str, Mode)] = &[("cpu", Mode::Cpu), ("off-cpu", Mode::OffCpu), ("wall", Mode::Wall)];
+pub const MODES: &[(&str, Mode)] = &[
+    ("cpu", Mode::Cpu),
+    ("off-cpu", Mode::OffCpu),
+    ("wall", Mode::Wall),
+    ("rss", Mode::Rss),
+];
 
 /// Counts kept by the kernel and the backend.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -221,6 +231,16 @@ pub trait Backend {
     /// After [`Backend::stop`]: threads that were off the CPU then, and for how long, in modes that sample such time.
     fn open_intervals(&mut self) -> Vec<OpenInterval> {
         Vec::new()
+    }
+
+    /// After [`Backend::stop`]: what resident memory has become, by process, with [`Mode::Rss`].
+    fn memory_accounts(&mut self) -> Vec<ResidentMemory> {
+        Vec::new()
+    }
+
+    /// Which of a process's pages (avma, in any order) are resident now; `None`: it has ended, or that is not known.
+    fn are_resident(&mut self, _pid: Pid, _pages: &[u64]) -> Option<Vec<bool>> {
+        None
     }
 
     /// While sampling: threads that may sleep, listed since the last call, where the backend does not read their stacks. Their

@@ -9,6 +9,15 @@ mod waits;
 pub use tree::{FramePath, RawNode, RawTimelineSample, RawTree, TreeShare};
 pub use waits::{RawWaits, RawWaker};
 
+/// What a sample of resident memory is of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RawMemory {
+    /// Memory that became resident, and whether it is resident in the end.
+    Grown { is_resident: bool },
+    /// Memory that was given back.
+    Returned,
+}
+
 /// A callback that kept its event loop for long, or a step of a task, before its stack is named.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RawLag {

@@ -47,8 +47,8 @@ pub struct RawTimelineSample {
     pub node: RawNode,
     /// Sampling periods that it represents.
     pub count: u32,
-    /// Time that it represents, ns; 0 where every sample represents one period.
-    pub time_spent: u64,
+    /// Time that it represents, ns, or memory, bytes; 0 where every sample represents one period.
+    pub amount: u64,
     /// Number of the set of its labels; 0: it has none.
     pub labels: u32,
 }

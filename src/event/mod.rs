@@ -228,8 +228,30 @@ pub struct Sample {
     /// The asyncio tasks that run: the thread's own, and those of other threads with an event loop. Empty where they
     /// are not read.
     pub tasks: Vec<RunningTask>,
+    /// The change of the process's resident memory that the sample was taken for.
+    pub memory: Option<MemoryChange>,
     /// Of a recording of a whole host.
     pub host: Option<HostSample>,
+}
+
+/// A change of a process's resident memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MemoryChange {
+    /// Bytes; negative if memory was given back.
+    pub bytes: i64,
+    pub kind: MemoryKind,
+    /// avma of the page fault, or where the memory begins that a system call fills; 0: not known.
+    pub address: u64,
+    /// Of what the system call fills, bytes; 0: a page fault.
+    pub length: u64,
+}
+
+/// What resident memory is: what the kernel counts apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MemoryKind {
+    File,
+    Anonymous,
+    Shared,
 }
 
 /// What is taken of a thread whose process may not be known, and may have exited before anything of it can be read.
@@ -349,6 +371,17 @@ impl SpanRecords {
     }
 }
 
+/// Memory that a process has given back or moved.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MemoryRange {
+    pub pid: Pid,
+    /// avma of the first byte, and past the last one.
+    pub from: u64,
+    pub to: u64,
+    /// Where it begins now; `None`: it was given back.
+    pub moved_to: Option<u64>,
+}
+
 /// Output of a backend, in chronological order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
@@ -387,6 +420,8 @@ pub enum Event {
         pid: Pid,
         tid: Tid,
     },
+    /// Memory of a process was given back, or moved. Only where changes of resident memory are sampled.
+    MemoryRange(MemoryRange),
     /// Samples that the kernel took and could not deliver.
     Lost(u64),
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use rustc_hash::{FxHashMap, FxHashSet};
 use symbolize::Kernel;
 
-use crate::counts::RawLag;
+use crate::counts::{RawLag, RawMemory};
 use crate::counts::{RawNode, RawTimelineSample, RawTree};
 use crate::counts::{RawWaits, RawWaker};
 use crate::cpython::code_object::{Code, CodeTable};
@@ -41,7 +41,7 @@ use jit::{name_anonymous, trampoline_name};
 use naming::NamingProcess;
 pub use perf_maps::PerfMap;
 pub use source_files::SourceFiles;
-use states::time_values;
+use states::{memory_values, time_values};
 pub use symbols::Owner;
 use symbols::{kernel_frame, name_module};
 use variables::VariableText;
@@ -206,6 +206,8 @@ pub struct ResolveInput<'a> {
     pub measure: Measure,
     /// What is known of intervals off the CPU, with the threads that ended them.
     pub waits: Option<(&'a RawWaits, &'a [RawWaker])>,
+    /// What samples of resident memory are of; empty where none is sampled.
+    pub memory: &'a [RawMemory],
     /// What kept event loops for long.
     pub lags: &'a [RawLag],
     pub threads: &'a BTreeMap<(Pid, Tid), String>,
@@ -331,6 +333,8 @@ fn profile(names: &mut NameCache, input: &mut ResolveInput<'_>, start: u64, mut 
     }
     let values = if input.measure.is_time() {
         time_values(input, &nodes, &ends)
+    } else if matches!(input.measure, Measure::Bytes(_)) {
+        memory_values(input, &nodes, &ends)
     } else {
         input.measure.values()
     };

@@ -3,7 +3,7 @@
 use rustc_hash::FxHashMap;
 
 use super::{ResolveInput, ResolvedFrame};
-use crate::counts::RawLag;
+use crate::counts::{RawLag, RawMemory};
 use crate::counts::{RawNode, RawTimelineSample, RawTree};
 use crate::counts::{RawWaits, RawWaker};
 use crate::frame::RawFrame;
@@ -27,15 +27,7 @@ pub fn time_values(input: &ResolveInput<'_>, nodes: &[Node], ends: &[(NodeId, Pl
         off_cpu.push(above || matches!(frame, Some(RawFrame::State(_) | RawFrame::Awaiting(_))));
     }
     let is_off_cpu = |t: &RawTimelineSample| off_cpu[t.node as usize];
-    let of_samples = |kind: ValueType, samples: Vec<u64>| {
-        let mut sums = vec![0u64; nodes.len()];
-        for (t, amount) in input.timeline.iter().zip(&samples) {
-            sums[ends[t.node as usize].0 as usize] += amount;
-        }
-        sum_upwards(&mut sums, |at| Some(nodes[at].parent as usize));
-        let amounts = Amounts::Each { nodes: sums, samples };
-        Value { kind, amounts }
-    };
+    let of_samples = |kind, samples| of_samples(input, nodes, ends, kind, samples);
     let of = |kind: ValueType, amount: &dyn Fn(&RawTimelineSample) -> u64| {
         of_samples(kind, input.timeline.iter().map(amount).collect())
     };
@@ -48,9 +40,9 @@ pub fn time_values(input: &ResolveInput<'_>, nodes: &[Node], ends: &[(NodeId, Pl
                 samples: counts,
             },
         },
-        of(ValueType::WALL, &|t| t.time_spent),
-        of(ValueType::CPU, &|t| if is_off_cpu(t) { 0 } else { t.time_spent }),
-        of(ValueType::OFF_CPU, &|t| if is_off_cpu(t) { t.time_spent } else { 0 }),
+        of(ValueType::WALL, &|t| t.amount),
+        of(ValueType::CPU, &|t| if is_off_cpu(t) { 0 } else { t.amount }),
+        of(ValueType::OFF_CPU, &|t| if is_off_cpu(t) { t.amount } else { 0 }),
     ];
     if let Some((waits, _)) = input.waits
         && !waits.awaits.is_empty()
@@ -64,6 +56,38 @@ pub fn time_values(input: &ResolveInput<'_>, nodes: &[Node], ends: &[(NodeId, Pl
         values.push(of_samples(ValueType::AWAIT, times));
     }
     values
+}
+
+/// A value whose amounts the samples have.
+fn of_samples(
+    input: &ResolveInput<'_>,
+    nodes: &[Node],
+    ends: &[(NodeId, PlaceId)],
+    kind: ValueType,
+    samples: Vec<u64>,
+) -> Value {
+    let mut sums = vec![0u64; nodes.len()];
+    for (t, amount) in input.timeline.iter().zip(&samples) {
+        sums[ends[t.node as usize].0 as usize] += amount;
+    }
+    sum_upwards(&mut sums, |at| Some(nodes[at].parent as usize));
+    let amounts = Amounts::Each { nodes: sums, samples };
+    Value { kind, amounts }
+}
+
+/// Samples, and the memory that they represent: that which is still resident, all growth, and what was given back.
+pub fn memory_values(input: &ResolveInput<'_>, nodes: &[Node], ends: &[(NodeId, PlaceId)]) -> Vec<Value> {
+    let of = |kind: ValueType, counts: fn(RawMemory) -> bool| {
+        let rows = input.timeline.iter().zip(input.memory);
+        let amounts = rows.map(|(t, memory)| if counts(*memory) { t.amount } else { 0 });
+        of_samples(input, nodes, ends, kind, amounts.collect())
+    };
+    vec![
+        Value::per_count(ValueType::SAMPLES, 1),
+        of(ValueType::RSS_BYTES, |m| m == RawMemory::Grown { is_resident: true }),
+        of(ValueType::RSS_GROWN_BYTES, |m| matches!(m, RawMemory::Grown { .. })),
+        of(ValueType::RSS_RETURNED_BYTES, |m| m == RawMemory::Returned),
+    ]
 }
 
 /// A stack with names.

@@ -6,6 +6,7 @@ use super::awaits::{Awaits, ProcessAwaits};
 use super::lags::{Lags, ProcessLags};
 use super::open_intervals::SleepingThreads;
 use super::process_tasks::ProcessTasks;
+use super::resident::Resident;
 use super::spans::{ProcessSpans, Spans};
 use super::states::States;
 use super::task_source::TaskNames;
@@ -19,6 +20,7 @@ pub(super) struct Activities {
     pub(super) tasks: Tasks,
     pub(super) awaits: Awaits,
     pub(super) lags: Lags,
+    pub(super) resident: Resident,
     pub(super) spans: Spans,
     pub(super) states: States,
     pub(super) wakers: Wakers,
@@ -44,6 +46,7 @@ impl Activities {
             tasks: Tasks::new(options.tasks),
             awaits: Awaits::new(options.await_period(), now),
             lags: Lags::new(options.lag),
+            resident: Resident::default(),
             spans: Spans::new(options),
             states: States::new(options.gil_only),
             wakers: Wakers::default(),

@@ -391,7 +391,7 @@ impl Awaits {
                 tid,
                 node,
                 count: count.max(u32::from(is_new)),
-                time_spent: row.wall,
+                amount: row.wall,
                 labels: 0,
             };
             segment.add_await(sample, row.awaited);

@@ -278,7 +278,7 @@ impl ProcessLags {
         };
         let waits = s.time_spent.blocked > 0 && s.system_call.is_some_and(|call| waits_for_events(call.into()));
         let counted = segment.timeline.get(rows..).unwrap_or_default();
-        let node = counted.iter().max_by_key(|row| row.time_spent).map(|row| row.node);
+        let node = counted.iter().max_by_key(|row| row.amount).map(|row| row.node);
         let node = node.filter(|_| !waits);
         if node.is_none() && !waits || node.is_some() && !is_in_callback(stack, codes) {
             return;

@@ -47,6 +47,7 @@ mod programs;
 mod pump;
 mod recording;
 pub mod replay;
+mod resident;
 mod sample;
 mod segment;
 mod sockets;
@@ -259,6 +260,7 @@ impl Session {
                 }
             }
             Event::Exit { pid, tid } => self.exit(pid, tid, update)?,
+            Event::MemoryRange(range) => self.activities.resident.apply(&range, &mut self.segment),
             Event::Lost(_) | Event::Comm { .. } => {}
         }
         Ok(())
@@ -332,6 +334,7 @@ impl Session {
         let before = before.map(|process| (process.space.root.clone(), process.started));
         self.names.exec(pid, comm);
         self.stacks.forget_last();
+        self.activities.resident.exec(pid, &mut self.segment);
         self.forget(pid);
         // Mappings of the new program follow as separate events, except for the vDSO.
         if self.open(pid, update).is_err()
@@ -602,6 +605,7 @@ impl Session {
             measure: self.options.measure,
             lags: &segment.lags,
             waits: Some((&segment.waits, segment.wakers.all())),
+            memory: &segment.memory,
             threads: &self.names.threads,
             python_threads: &self.names.python_threads,
             pythons: &self.names.interpreters,

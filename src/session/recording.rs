@@ -227,12 +227,15 @@ impl Recording {
         failure = failure.or(self.session.add_open_intervals(&mut *self.backend).err());
         // Threads that have got a CPU meanwhile have handed in the samples of their last waits.
         failure = failure.or(self.drain(until).err());
+        let memory = self.backend.memory_accounts();
+        self.session.add_memory(&memory, &mut *self.backend);
         let left = std::mem::take(&mut self.pump).discard(&mut *self.backend);
         let mut counts = self.counts();
         counts.lost += *left.as_ref().unwrap_or(&0);
         failure = failure.or(left.err());
         let meta = Meta {
             sampling_cpu: sys::clock::process_cpu_time().saturating_sub(self.start.cpu) as f64 * 1e-9,
+            memory,
             ..self.meta_of(&counts, duration)
         };
         self.session.update_thread_names();
@@ -401,7 +404,11 @@ impl Recording {
         let since = self.start.date.duration_since(SystemTime::UNIX_EPOCH);
         Meta {
             version: env!("CARGO_PKG_VERSION").into(),
-            rate: self.rate,
+            // Samples of memory are taken by bytes.
+            rate: match self.session.options.measure {
+                Measure::Bytes(_) => 0,
+                _ => self.rate,
+            },
             event: event_name(self.backend.event(), self.session.options.gil_only),
             backend: self.backend.backend().into(),
             start: since.map_or(0.0, |d| d.as_secs_f64()),

@@ -29,7 +29,7 @@ pub fn recorded_options(options: &SessionOptions, wakers: Option<bool>) -> TapeO
     TapeOptions {
         weighted: match options.measure {
             Measure::Time(period) => Some(period),
-            Measure::Event | Measure::Period(..) => None,
+            Measure::Event | Measure::Period(..) | Measure::Bytes(_) => None,
         },
         gil_only: options.gil_only,
         tasks: options.tasks,

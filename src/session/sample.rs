@@ -80,6 +80,9 @@ impl Session {
         let rows = self.segment.timeline.len();
         let holder = self.count(s, &parts, &built, waker.as_ref(), &mut last);
         self.stacks.keep_last(s.tid, last);
+        if let Some(change) = &s.memory {
+            self.activities.resident.add(s, change, rows, &mut self.segment);
+        }
         if let Some(host) = &s.host {
             let started = self.processes.get(s.pid).and_then(|process| process.started);
             let Segment {
@@ -375,7 +378,9 @@ impl Session {
                 tid: s.tid,
                 node: 0,
                 count,
-                time_spent: part.time,
+                amount: s
+                    .memory
+                    .map_or(part.time, |m| self.options.measure.bytes(m.bytes.unsigned_abs())),
                 labels,
             };
             let interval = self.options.measure.is_time().then_some(Interval {

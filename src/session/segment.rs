@@ -7,8 +7,8 @@ use rustc_hash::FxHashMap;
 
 use super::instances::Instances;
 use crate::capture::SampleCounts;
-use crate::counts::RawLag;
 use crate::counts::{FramePath, RawNode, RawTimelineSample, RawTree, TreeShare};
+use crate::counts::{RawLag, RawMemory};
 use crate::counts::{RawWaits, RawWaker};
 use crate::event::{Pid, Tid};
 use crate::frame::RawFrame;
@@ -150,6 +150,8 @@ pub struct Segment {
     /// Of the samples in the timeline; empty where no off-CPU time is sampled.
     pub(super) waits: RawWaits,
     pub(super) wakers: WakerTable,
+    /// Of the samples in the timeline; empty where no resident memory is sampled.
+    pub(super) memory: Vec<RawMemory>,
     pub(super) labels: LabelSets,
     /// Callbacks that kept their event loop for long.
     pub(super) lags: Vec<RawLag>,
@@ -199,6 +201,13 @@ impl Segment {
         }
     }
 
+    /// Takes note that the memory of a row is not resident any more.
+    pub(super) fn has_gone(&mut self, row: u32) {
+        if let Some(memory) = self.memory.get_mut(row as usize) {
+            *memory = RawMemory::Grown { is_resident: false };
+        }
+    }
+
     /// The node where a stack ends that counts nothing itself.
     pub(super) fn node(
         &mut self,
@@ -209,7 +218,7 @@ impl Segment {
         self.tree.add_incremental(path, frames, 0, name_bytes).0
     }
 
-    /// Counts time of a suspended task: `awaited` ns of the task's own, and `sample.time_spent` of its thread's.
+    /// Counts time of a suspended task: `awaited` ns of the task's own, and `sample.amount` of its thread's.
     pub(super) fn add_await(&mut self, sample: RawTimelineSample, awaited: u64) {
         self.tree.count(sample.node, sample.count);
         self.waits.push_await(awaited);
@@ -316,7 +325,7 @@ mod tests {
             tid: 1 + i as u32 % 2,
             node,
             count: 1,
-            time_spent: 0,
+            amount: 0,
             labels: 0,
         }
     }

@@ -443,10 +443,20 @@ pub fn groups(status: &str) -> Vec<u32> {
         .collect()
 }
 
-/// Memory of a process, with its share of what several use, bytes (proc(5), `smaps_rollup`).
+/// Memory of a process, with its share of what several use, bytes.
 pub fn pss(pid: Pid) -> Option<u64> {
+    rolled_up(pid, "Pss")
+}
+
+/// Resident memory of a process, bytes, by a look at all its pages.
+pub fn rss(pid: Pid) -> Option<u64> {
+    rolled_up(pid, "Rss")
+}
+
+/// A size in proc(5), `smaps_rollup`, bytes.
+fn rolled_up(pid: Pid, name: &str) -> Option<u64> {
     let text = read_text(format!("/proc/{pid}/smaps_rollup")).ok()?;
-    let kilobytes = field(&text, "Pss")?.split_whitespace().next()?.parse::<u64>().ok()?;
+    let kilobytes = field(&text, name)?.split_whitespace().next()?.parse::<u64>().ok()?;
     Some(kilobytes.saturating_mul(1024))
 }
 

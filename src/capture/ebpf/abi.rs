@@ -7,8 +7,8 @@ use crate::cpython_layout::{
     ABSENT, RunningTasks, SpanLocation, TargetLayout, ThreadContext, ThreadStateLocation, Tls,
 };
 use crate::event::{
-    CodeCopy, Dispatcher, Holder, HostSample, NewProcess, Part, Pid, Polled, ProgramId, RUNNING_TASK, RawPyFrame,
-    Sample, SpanRecords, StackBytes, Tid, TimeSpent, WakeUp, WalkStatus,
+    CodeCopy, Dispatcher, Holder, HostSample, MemoryChange, MemoryKind, MemoryRange, NewProcess, PAGE, Part, Pid,
+    Polled, ProgramId, RUNNING_TASK, RawPyFrame, Sample, SpanRecords, StackBytes, Tid, TimeSpent, WakeUp, WalkStatus,
 };
 
 /// `HEAD` of the program.
@@ -25,6 +25,8 @@ const UNCHANGED: u32 = 512;
 const DETACHED: u32 = 4096;
 const HOST: u32 = 8192;
 const NEW: u32 = 16384;
+const RSS: u32 = 32768;
+pub(super) const RANGE: u32 = 65536;
 
 // Offsets in `struct head` and, up to the time, `struct code_head`.
 const PID: usize = 4;
@@ -67,6 +69,15 @@ const RUNTIME: usize = DEVICE + 8;
 /// `THREAD_STATE` of it.
 const THREAD_STATE: u64 = 1 << 63;
 
+// Offsets in `struct change`, which is in place of the holders, and in `struct memory_range`.
+const CHANGED_AT: usize = 0;
+const CHANGED_LENGTH: usize = 8;
+const CHANGED_PAGES: usize = 16;
+const CHANGED_MEMBER: usize = 24;
+const RANGE_FROM: usize = TIME + 8;
+const RANGE_TO: usize = RANGE_FROM + 8;
+const RANGE_MOVED_TO: usize = RANGE_TO + 8;
+
 // Offsets in `struct code_head`.
 const CODE: usize = TIME + 8;
 const FINGERPRINT: usize = CODE + 8;
@@ -87,6 +98,36 @@ pub enum DecodedRecord {
     Sample(Box<Sample>),
     /// Of a process, at a time: taken with a sample of the same time, which follows.
     Code(Pid, u64, CodeCopy),
+    /// With its time.
+    Range(u64, MemoryRange),
+}
+
+/// Memory that was given back or moved, from one ring buffer entry; `None` if the entry is truncated.
+pub fn decode_range(b: &[u8]) -> Option<DecodedRecord> {
+    let range = MemoryRange {
+        pid: u32_at(b, PID)?,
+        from: u64_at(b, RANGE_FROM)?,
+        to: u64_at(b, RANGE_TO)?,
+        moved_to: Some(u64_at(b, RANGE_MOVED_TO)?).filter(|at| *at != 0),
+    };
+    Some(DecodedRecord::Range(u64_at(b, TIME)?, range))
+}
+
+/// The change of resident memory that a sample was taken for.
+fn decode_change(b: &[u8]) -> Option<MemoryChange> {
+    let pages = u64_at(b, HOLDERS_AT + CHANGED_PAGES)? as i64;
+    Some(MemoryChange {
+        bytes: pages.saturating_mul(PAGE as i64),
+        // As the kernel numbers them (include/linux/mm_types_task.h, v6.18).
+        kind: match u32_at(b, HOLDERS_AT + CHANGED_MEMBER)? {
+            0 => MemoryKind::File,
+            1 => MemoryKind::Anonymous,
+            3 => MemoryKind::Shared,
+            _ => return None,
+        },
+        address: u64_at(b, HOLDERS_AT + CHANGED_AT)?,
+        length: u64_at(b, HOLDERS_AT + CHANGED_LENGTH)?,
+    })
 }
 
 /// A copy of a code object from one ring buffer entry; `None` if the entry is truncated.
@@ -265,6 +306,10 @@ pub fn decode(b: &[u8]) -> Option<Sample> {
         suspended: off_cpu::suspension(flags),
         spans: SpanRecords::default(),
         tasks: Vec::new(),
+        memory: match flags & RSS {
+            0 => None,
+            _ => Some(decode_change(b)?),
+        },
         host: match flags & HOST {
             0 => None,
             _ => Some(HostSample {
@@ -429,7 +474,7 @@ type RecordField = (&'static str, usize, usize);
 
 /// Each record as it is read here, with the bytes that there is room for, to be compared with the object's types.
 #[cfg(test)]
-pub(super) fn record_fields() -> [(&'static str, usize, Vec<RecordField>); 4] {
+pub(super) fn record_fields() -> [(&'static str, usize, Vec<RecordField>); 6] {
     let head = vec![
         ("size", 0, 4),
         ("pid", PID, 4),
@@ -492,11 +537,30 @@ pub(super) fn record_fields() -> [(&'static str, usize, Vec<RecordField>); 4] {
         ("pad", 30, 2),
     ];
     let anchor = vec![("anchor", 0, 8), ("frame", 8, 8)];
+    let change = vec![
+        ("address", CHANGED_AT, 8),
+        ("length", CHANGED_LENGTH, 8),
+        ("pages", CHANGED_PAGES, 8),
+        ("member", CHANGED_MEMBER, 4),
+        ("pad", CHANGED_MEMBER + 4, 4),
+    ];
+    let range = vec![
+        ("size", 0, 4),
+        ("pid", PID, 4),
+        ("tid", TID, 4),
+        ("flags", FLAGS, 4),
+        ("time", TIME, 8),
+        ("from", RANGE_FROM, 8),
+        ("to", RANGE_TO, 8),
+        ("moved_to", RANGE_MOVED_TO, 8),
+    ];
     [
         ("head", HEAD, head),
         ("code_head", PARTS_AT + PARTS * PART_SIZE, code_head),
         ("frame", FRAME_SIZE, frame),
         ("anchor", ANCHOR_SIZE, anchor),
+        ("change", CHANGED_MEMBER + 8, change),
+        ("memory_range", RANGE_MOVED_TO + 8, range),
     ]
 }
 

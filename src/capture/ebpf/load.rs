@@ -19,6 +19,7 @@ use super::object::{self, LOAD, MapSizes, Variant};
 use super::off_cpu::{self, OffCpu};
 use super::program_map::ProgramMap;
 use super::recent_programs::RecentPrograms;
+use super::rss::{self, Rss};
 use super::sample_ring::SampleRing;
 use super::sampling_events::CpuEvents;
 use super::sideband_rings::SidebandRings;
@@ -52,10 +53,15 @@ impl EbpfBackend {
             threads: 1,
             workers: if options.workers { workers::MAX_WORKERS } else { 0 },
             spans: options.spans,
+            spaces: if options.mode == Mode::Rss {
+                rss::spaces(options.children)
+            } else {
+                0
+            },
             host_rules: options.host.as_ref().map_or(0, HostFilter::kinds),
         };
         let notes_forks = options.children || options.host.is_some();
-        let (object::LoadedObject { mut bpf, refusal }, hook) = if options.mode == Mode::Cpu {
+        let (object::LoadedObject { mut bpf, refusal }, hook) = if matches!(options.mode, Mode::Cpu | Mode::Rss) {
             (object::load_first(variants, sizes, notes_forks)?, None)
         } else {
             sizes.slots += off_cpu::MAX_WORKS;
@@ -129,9 +135,11 @@ impl EbpfBackend {
         let events = CpuEvents::open(options, program.as_fd())?;
         let off_cpu = hook.map(|(hook, missing)| OffCpu::attach(&mut bpf, hook, missing));
         let off_cpu = off_cpu.transpose()?;
+        let rss = (options.mode == Mode::Rss).then(|| Rss::attach(&mut bpf, options.interval, options.children));
+        let rss = rss.transpose()?;
         let sideband = SidebandRings::open()?;
         Ok(EbpfBackend {
-            _bpf: bpf,
+            bpf,
             refusal,
             program,
             events,
@@ -151,6 +159,7 @@ impl EbpfBackend {
             ended: FxHashMap::default(),
             times: CpuTimes::new(period(options.rate)),
             off_cpu,
+            rss,
             locks,
             workers,
             rules,

@@ -28,6 +28,7 @@ use super::{Backend, Buffering, Mode, OpenInterval, SampleCounts, SamplingOption
 use crate::cpython_layout::TargetLayout;
 use crate::error::{Error, Result};
 use crate::event::{Event, Pid, Sample, Tid};
+use crate::profile::resident::ResidentMemory;
 use crate::sys;
 
 pub mod switch_in;
@@ -47,6 +48,7 @@ mod off_cpu;
 mod program_map;
 mod reassembler;
 mod recent_programs;
+mod rss;
 mod sample_ring;
 mod sampling_events;
 mod sideband_rings;
@@ -62,6 +64,7 @@ use off_cpu::OffCpu;
 use program_map::ProgramMap;
 use reassembler::StackReassembler;
 use recent_programs::RecentPrograms;
+use rss::Rss;
 use sample_ring::{Rings, SampleRing};
 use sampling_events::{CpuEvents, SampleCost};
 use sideband_rings::{SidebandRings, Subject};
@@ -118,7 +121,7 @@ const COUNT_SAMPLES: u32 = 1;
 const COUNT_TIME: u32 = 2;
 
 pub struct EbpfBackend {
-    _bpf: Ebpf,
+    bpf: Ebpf,
     /// Why the program is that for older kernels.
     refusal: Option<Error>,
     program: OwnedFd,
@@ -141,6 +144,7 @@ pub struct EbpfBackend {
     ended: FxHashMap<Tid, u64>,
     times: CpuTimes,
     off_cpu: Option<OffCpu>,
+    rss: Option<Rss>,
     locks: InterpreterLockMap,
     workers: Option<workers::WorkerMaps>,
     /// Of a whole host.
@@ -183,7 +187,7 @@ impl EbpfBackend {
     }
 
     fn start_events(&mut self) -> Result<()> {
-        if self.options.mode == Mode::OffCpu {
+        if matches!(self.options.mode, Mode::OffCpu | Mode::Rss) {
             return Ok(());
         }
         self.events.start()
@@ -281,6 +285,9 @@ impl EbpfBackend {
                 // The thread that executes a program has the number of the first one from then on.
                 self.ended.remove(&pid);
                 self.before_exec = self.before_exec.filter(|before| *before != pid);
+                if let Some(rss) = &mut self.rss {
+                    rss.begin_at_exec(pid);
+                }
             }
             Event::Thread { tid, .. } | Event::Fork { pid: tid, .. } => drop(self.ended.remove(&tid)),
             Event::Exit { tid, .. } => {
@@ -330,6 +337,7 @@ impl Backend for EbpfBackend {
             Mode::Cpu => self.events.name,
             Mode::OffCpu => "off-cpu",
             Mode::Wall => "wall-clock",
+            Mode::Rss => "rss",
         }
     }
 
@@ -397,6 +405,9 @@ impl Backend for EbpfBackend {
         if let Some(off_cpu) = &mut self.off_cpu {
             off_cpu.remove_process(pid);
         }
+        if let Some(rss) = &mut self.rss {
+            rss.remove_process(pid);
+        }
         let _ = self.running.remove(&pid);
         let _ = self.spans.remove(&pid);
         self.times.end(pid);
@@ -413,6 +424,11 @@ impl Backend for EbpfBackend {
         let began = sys::clock::now();
         if let Some(off_cpu) = &mut self.off_cpu {
             self.known.iter().for_each(|pid| off_cpu.add_process(*pid, began));
+        }
+        if let Some(rss) = &mut self.rss {
+            for pid in &self.known {
+                rss.begin(&self.bpf, *pid)?;
+            }
         }
         self.start_events()
     }
@@ -461,13 +477,14 @@ impl Backend for EbpfBackend {
         for record in records {
             let time = match &record {
                 DecodedRecord::Sample(s) => s.time,
-                DecodedRecord::Code(_, time, _) => *time,
+                DecodedRecord::Code(_, time, _) | DecodedRecord::Range(time, _) => *time,
             };
             while self.pending.front().is_some_and(|t| t.time <= time) {
                 self.emit_next(out);
             }
             match record {
                 DecodedRecord::Sample(s) => self.emit_sample(s, out),
+                DecodedRecord::Range(_, range) => out.push(Event::MemoryRange(range)),
                 DecodedRecord::Code(pid, _, copy) => out.push(Event::Code {
                     pid,
                     copy: Box::new(copy),
@@ -499,6 +516,9 @@ impl Backend for EbpfBackend {
         if let Some(off_cpu) = &mut self.off_cpu {
             off_cpu.end(end, period(self.options.rate), self.options.off_cpu.min_blocked);
         }
+        if let Some(rss) = &mut self.rss {
+            rss.stop();
+        }
         self.events.stop();
         self.times.read(true);
     }
@@ -506,6 +526,14 @@ impl Backend for EbpfBackend {
     fn open_intervals(&mut self) -> Vec<OpenInterval> {
         let open = self.off_cpu.as_mut().map(|off_cpu| std::mem::take(&mut off_cpu.open));
         open.unwrap_or_default()
+    }
+
+    fn memory_accounts(&mut self) -> Vec<ResidentMemory> {
+        self.rss.as_mut().map_or(Vec::new(), Rss::accounts)
+    }
+
+    fn are_resident(&mut self, pid: Pid, pages: &[u64]) -> Option<Vec<bool>> {
+        self.rss.as_mut()?.are_present(pid, pages)
     }
 
     fn exceeded_limits(&self) -> Vec<String> {
@@ -516,7 +544,8 @@ impl Backend for EbpfBackend {
             )
         });
         let all = [self.nested.exceeded(), self.locks.exceeded(), sideband];
-        all.into_iter().flatten().collect()
+        let of_memory = self.rss.as_ref().map_or(Vec::new(), Rss::exceeded);
+        all.into_iter().flatten().chain(of_memory).collect()
     }
 
     fn kernel_time(&self) -> u64 {
@@ -526,7 +555,11 @@ impl Backend for EbpfBackend {
     fn counts(&self) -> SampleCounts {
         let skipped = missed(&self.program);
         SampleCounts {
-            cpu_time: if self.events.is_clock() { self.times.total() } else { 0 },
+            cpu_time: if self.events.is_clock() && self.rss.is_none() {
+                self.times.total()
+            } else {
+                0
+            },
             delivered: self.delivered,
             lost: self.total(COUNT_LOST) + skipped,
             skipped,

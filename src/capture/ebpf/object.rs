@@ -45,6 +45,8 @@ pub struct MapSizes {
     pub workers: u32,
     /// Whether active spans are read; if not, the verifier leaves out the code that does.
     pub spans: bool,
+    /// Address spaces whose resident memory is observed; 0: none.
+    pub spaces: u32,
     /// Kinds of rules by which processes are sampled that are not known, as `host_rules` of the program.
     pub host_rules: u32,
 }
@@ -134,6 +136,8 @@ pub fn load(object: &[u8], sizes: MapSizes, children: bool) -> Result<Ebpf> {
         .map_max_entries("THREADS", sizes.threads)
         .map_max_entries("WORKERS", sizes.workers.max(1))
         .map_max_entries("PYTHON_STACKS", sizes.workers.max(1))
+        .map_max_entries("SPACES", sizes.spaces.max(1))
+        .map_max_entries("SPACE_PARTS", sizes.spaces.max(1))
         .map_max_entries("SAMPLES", ring_bytes)
         .load(object)
         .map_err(|e| bpf_error(LOAD, e))?;

@@ -3,7 +3,8 @@
 use rustc_hash::FxHashMap;
 
 use super::abi::{
-    CODE_COPY, DecodedRecord, FLAGS, MORE, REST, SamplePart, TID, TIME, decode, decode_code, decode_part,
+    CODE_COPY, DecodedRecord, FLAGS, MORE, RANGE, REST, SamplePart, TID, TIME, decode, decode_code, decode_part,
+    decode_range,
 };
 use crate::bytes::{u32_at, u64_at};
 use crate::event::{RunningTask, Sample, SpanRecords, Tid};
@@ -38,6 +39,10 @@ impl StackReassembler {
             } else {
                 out.extend(decode_code(b));
             }
+            return;
+        }
+        if flags & RANGE != 0 {
+            out.extend(decode_range(b));
             return;
         }
         let Some(mut sample) = decode(b) else { return };

@@ -258,6 +258,7 @@ impl Backend for PtraceBackend {
             Mode::Cpu => self.kind.name(),
             Mode::OffCpu => "off-cpu",
             Mode::Wall => "wall-clock",
+            Mode::Rss => "rss",
         }
     }
 

@@ -227,6 +227,7 @@ impl StoppedReader {
             suspended: None,
             spans: SpanRecords::default(),
             tasks: Vec::new(),
+            memory: None,
             host: None,
         }
     }

@@ -133,6 +133,7 @@ impl SlotData {
             system_call: None,
             polled: None,
             tasks: Vec::new(),
+            memory: None,
             host: None,
             suspended: None,
             spans: self.python_walk.spans.clone(),

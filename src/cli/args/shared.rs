@@ -13,6 +13,7 @@ use crate::export::FORMATS;
 use crate::history::name;
 use crate::profile::labels::{LabelFilter, SPAN};
 use crate::profile::measure::{Clock, Measure};
+use crate::profile::values::Unit;
 use crate::profile::views::ViewOptions;
 
 /// A process: its PID, or the name of its program or script.
@@ -64,13 +65,17 @@ pub struct Sampling {
     /// hardware counters, else cpu-clock
     #[arg(long, value_name = "EVENT", default_value = "auto", hide_possible_values = true, value_parser = event_kinds())]
     event: EventKind,
-    /// Time to sample: cpu (while threads run), off-cpu (while they wait, or are runnable without a CPU), wall (both)
+    /// Time to sample: cpu (while threads run), off-cpu (while they wait, or are runnable without a CPU), wall (both); or rss:
+    /// growth of resident memory, and what of it is still there in the end (eBPF only)
     #[arg(long, value_name = "MODE", default_value = "cpu", hide_possible_values = true, value_parser = modes())]
     pub mode: Mode,
     /// With --mode off-cpu or wall: leave out blocked intervals shorter than this, such as 10ms or 2s
     /// (eBPF only)
     #[arg(long, value_name = "DURATION", value_parser = duration)]
     pub min_blocked: Option<u64>,
+    /// With --mode rss: bytes between two samples on average, such as 64KiB or 4MiB [default: 512KiB]
+    #[arg(long, value_name = "BYTES", value_parser = interval)]
+    pub interval: Option<u64>,
     /// With --mode off-cpu or wall: below each wait, show the stack of the thread that ended it (eBPF only)
     #[arg(long)]
     pub wakers: bool,
@@ -170,6 +175,7 @@ impl Sampling {
             event: EventKind::CpuClock,
             mode: Mode::Cpu,
             min_blocked: None,
+            interval: None,
             wakers: false,
             attribute_workers: false,
             gil: false,
@@ -182,14 +188,36 @@ impl Sampling {
     pub fn measure(&self, rate: u64) -> Measure {
         match (self.mode, self.event) {
             (Mode::OffCpu | Mode::Wall, _) => Measure::time(rate),
+            (Mode::Rss, _) => Measure::Bytes(self.interval()),
             (Mode::Cpu, EventKind::PageFaults | EventKind::ContextSwitches) => Measure::Event,
             (Mode::Cpu, EventKind::Auto | EventKind::CpuClock | EventKind::Cycles) => Measure::period(Clock::Cpu, rate),
+        }
+    }
+
+    /// Bytes between two samples of resident memory, on average.
+    fn interval(&self) -> u64 {
+        self.interval.unwrap_or(DEFAULT_INTERVAL)
+    }
+
+    /// How often samples are taken, for messages; `rate` in samples per second.
+    pub fn frequency(&self, rate: u64) -> String {
+        match self.mode {
+            Mode::Rss => format!("every {}", Unit::Bytes.show(self.interval())),
+            _ => format!("at {rate} Hz"),
         }
     }
 
     /// # Errors
     /// `Usage` for options that need time which is not sampled.
     pub fn check(&self) -> Result<(), Error> {
+        if self.mode == Mode::Rss {
+            return self.check_memory();
+        }
+        if self.interval.is_some() {
+            return Err(Error::new(ErrorKind::Usage, "--interval needs --mode rss")
+                .why("it is a number of bytes, and only samples of resident memory are taken by bytes")
+                .hint("--mode rss --interval ..., or --rate for samples of time"));
+        }
         if self.mode != Mode::Cpu && matches!(self.event, EventKind::PageFaults | EventKind::ContextSwitches) {
             return Err(
                 Error::new(ErrorKind::Usage, "--mode off-cpu and --mode wall need a clock")
@@ -212,6 +240,27 @@ impl Sampling {
             .hint(format!("--mode off-cpu {word} ..., or --mode wall")))
     }
 
+    /// # Errors
+    /// `Usage` for options that need time.
+    fn check_memory(&self) -> Result<(), Error> {
+        let options = [
+            ("--event", self.event != EventKind::Auto),
+            ("--min-blocked", self.min_blocked.is_some()),
+            ("--wakers", self.wakers),
+            ("--attribute-workers", self.attribute_workers),
+            ("--gil", self.gil),
+            ("--backend ptrace", self.backend == BackendChoice::Ptrace),
+        ];
+        match options.iter().find(|(_, is_given)| *is_given) {
+            None => Ok(()),
+            Some((option, _)) => Err(
+                Error::new(ErrorKind::Usage, format!("{option} cannot be used with --mode rss"))
+                    .why("samples of resident memory are taken where memory grows, by eBPF only, and have no time")
+                    .hint(format!("omit {option}, or --mode")),
+            ),
+        }
+    }
+
     /// Options of the backend; `rate` in samples per second, `children`: sample child processes too.
     pub fn capture(&self, rate: u64, children: bool) -> capture::SamplingOptions {
         capture::SamplingOptions {
@@ -223,6 +272,7 @@ impl Sampling {
                 min_blocked: self.min_blocked.unwrap_or(0),
                 wakers: self.wakers,
             },
+            interval: self.interval(),
             children,
             workers: self.attribute_workers,
             spans: false,
@@ -236,6 +286,19 @@ pub(super) fn number_and_unit(text: &str) -> Option<(f64, String)> {
     let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
     let number = digits.trim_end().parse::<f64>().ok().filter(|n| n.is_finite())?;
     Some((number, text[digits.len()..].to_ascii_lowercase()))
+}
+
+/// Bytes between two samples of resident memory on average, where none are chosen.
+const DEFAULT_INTERVAL: u64 = 512 << 10;
+
+/// Bytes between two samples: of a page up to a terabyte.
+fn interval(text: &str) -> Result<u64, String> {
+    let bytes = size(text)?;
+    if (4096..=1 << 40).contains(&bytes) {
+        Ok(bytes)
+    } else {
+        Err("BYTES is a size from 4KiB (a page) to 1TiB".into())
+    }
 }
 
 /// Bytes: `512k`, `500M`, `2G`; units are powers of 1000, or of 1024 with an `i`.

@@ -57,7 +57,14 @@ pub fn record(target: LiveTarget, options: &RecordArgs) -> Result<u8> {
         }
     }
     options.sampling.check()?;
-    if options.shown.frames.idle && options.sampling.mode == capture::Mode::Cpu {
+    if options.sampling.mode == capture::Mode::Rss && options.save_tape.is_some() {
+        return Err(
+            Error::new(ErrorKind::Usage, "--save-tape cannot be used with --mode rss")
+                .why("a tape does not have what is resident in the end")
+                .hint("omit --save-tape, or --mode"),
+        );
+    }
+    if options.shown.frames.idle && matches!(options.sampling.mode, capture::Mode::Cpu | capture::Mode::Rss) {
         return Err(Error::new(ErrorKind::Usage, "--idle needs off-CPU time")
             .why("by default only CPU time is sampled, and idle threads use none")
             .hint("--mode wall --idle, or omit --idle"));
@@ -93,9 +100,9 @@ pub fn record(target: LiveTarget, options: &RecordArgs) -> Result<u8> {
         return finish(live.launched, false, Err(e));
     }
     print_line(&format!(
-        "nativeprof: sampling {} at {} Hz ({})",
+        "nativeprof: sampling {} {} ({})",
         discover::pid_label(pid),
-        options.rate,
+        options.sampling.frequency(options.rate),
         live.recording.backend_name()
     ));
     let (ended, failure) = sample(&mut live, options);

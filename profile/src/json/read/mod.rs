@@ -23,6 +23,7 @@ use crate::model::{
 mod frames;
 mod instructions;
 mod lags;
+mod memory;
 mod old_keys;
 mod samples;
 mod values;
@@ -397,6 +398,7 @@ impl<'a> JsonReader<'a> {
                 samples: number(part.get("samples")),
             }),
             lags: objects(map.remove("lags"), lags::read),
+            memory: objects(map.remove("memory"), memory::read),
             version: take_string(&mut map, "version"),
             event: take_string(&mut map, "event"),
             backend: take_string(&mut map, "backend"),

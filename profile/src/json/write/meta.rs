@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::io::{self, Write};
 
-use super::{FORMAT_VERSION, comma, key_string, lags, write_column};
+use super::{FORMAT_VERSION, comma, key_string, lags, memory, write_column};
 use crate::escape::write_json;
 use crate::model::{Meta, StopSummary};
 
@@ -94,7 +94,8 @@ pub(crate) fn write_meta(meta: &Meta, out: &mut impl Write) -> io::Result<()> {
         )?;
     }
     out.write_all(if meta.merged_from.is_empty() { b"" } else { b"]" })?;
-    lags::write(&meta.lags, out)
+    lags::write(&meta.lags, out)?;
+    memory::write(&meta.memory, out)
 }
 
 /// Addresses as distances, which are short.

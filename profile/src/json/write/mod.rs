@@ -59,6 +59,7 @@ use crate::view::{LOW_LEVEL, View, ViewNode, shown_name};
 use crate::view::{frame_text, is_group};
 
 mod lags;
+mod memory;
 mod meta;
 mod samples;
 

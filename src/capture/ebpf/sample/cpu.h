@@ -29,6 +29,14 @@
 #define FUTEX 202                 // numbers of system calls (arch/x86/entry/syscalls/syscall_64.tbl)
 #define IS_POLL(call) ((call) == 7 || (call) == 271)     // poll, ppoll
 #define IS_SELECT(call) ((call) == 23 || (call) == 270)  // select, pselect6
+#define MMAP 9
+#define MUNMAP 11
+#define BRK 12
+#define MREMAP 25
+#define MADVISE 28
+#define MLOCK 149
+#define MLOCKALL 151
+#define MLOCK2 325
 #define RED_ZONE 128              // below the stack pointer; functions and their epilogues still use it
 #else
 #define REGS 36                   // x0 to x30, sp, pc, pstate, first argument, number of the system call (32 bits)
@@ -57,6 +65,14 @@
 #define FUTEX 98                  // numbers of system calls (include/uapi/asm-generic/unistd.h)
 #define IS_POLL(call) ((call) == 73)                     // ppoll
 #define IS_SELECT(call) ((call) == 72)                   // pselect6
+#define MMAP 222
+#define MUNMAP 215
+#define BRK 214
+#define MREMAP 216
+#define MADVISE 233
+#define MLOCK 228
+#define MLOCKALL 230
+#define MLOCK2 284
 #define RED_ZONE 0
 #endif
 #define USER_END (1ULL << ADDRESS_BITS)

@@ -74,7 +74,9 @@ enum { REGS_OK = 1, IN_KERNEL = 2, MORE = 4, REST = 8, CODE_COPY = 16, OFF_CPU =
        UNCHANGED = 512, STOPPED = 1024, FROZEN = 2048,
        DETACHED = 4096, // the attached thread state is none of the thread's
        HOST = 8192,     // of a whole host: `cgroup` and `comm` are set
-       NEW = 16384 };   // of a process that is not in PROCS: `inode`, `device` and `runtime` are set
+       NEW = 16384,     // of a process that is not in PROCS: `inode`, `device` and `runtime` are set
+       RSS = 32768,     // of a change of resident memory: `struct change` is in place of `holders`
+       RANGE = 65536 }; // `struct memory_range`, which is no sample
 enum { PART_CODE, PART_NAME, PART_QUALNAME, PART_FILENAME, PART_LINES, PARTS };
 enum { FRAME_POINTER = 1, NAME_OF_COROUTINE = 2 }; // flags of `struct running`
 enum { COUNT_LOST, COUNT_SAMPLES, COUNT_TIME, COUNTERS }; // time in ns, of all samples together
@@ -189,6 +191,21 @@ struct code_head {
 	} parts[PARTS];
 };
 
+// A change of resident memory.
+struct change {
+	__u64 address;            // of the page fault, or where the memory begins that a system call fills; 0: not known
+	__u64 length;             // of the latter, bytes
+	__s64 pages;
+	__u32 member, pad;        // which of the kernel's counters
+};
+
+// Memory that a process has given back, or moved.
+struct memory_range {
+	__u32 size, pid, tid, flags;
+	__u64 time, from, to;
+	__u64 moved_to;           // 0: given back
+};
+
 // As abi.rs has them.
 _Static_assert(sizeof(struct code_head) == 120, "code_head");
 _Static_assert(sizeof(struct layout) == 128, "layout");
@@ -204,6 +221,8 @@ struct area {
 		struct code_head code_head;
 		struct frame frame;
 		struct anchor anchor;
+		struct change change;
+		struct memory_range memory_range;
 	};
 };
 

@@ -67,6 +67,7 @@ fn open(mode: Mode, host: Option<HostFilter>) -> Result<EbpfBackend> {
         children: false,
         mode,
         off_cpu: OffCpuOptions::default(),
+        interval: 512 << 10,
         workers: false,
         spans: false,
         host,

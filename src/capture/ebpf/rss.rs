@@ -1,0 +1,329 @@
+//! Resident memory: the programs at changes of the kernel's counters, the account of each process, and which pages are there.
+//!
+//! How changes are found and sampled says sample/rss.h.
+
+use std::fs::File;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::FileExt;
+
+use aya::Ebpf;
+use aya::maps::{Array, MapData, PerCpuArray, PerCpuValues};
+use aya::programs::{RawTracePoint, RawTracePointRunOptions, TestRun};
+use rustc_hash::FxHashMap;
+
+use super::errors::bpf_error;
+use super::object;
+use crate::error::{Error, ErrorKind, Result};
+use crate::event::{PAGE, Pid};
+use crate::profile::resident::{MemoryChanges, ResidentMemory};
+use crate::sys::procfs;
+
+const LOAD: &str = "cannot load the BPF programs for resident memory";
+
+/// `MAX_SPACES` of the program, ...
+const MAX_SPACES: u32 = 256;
+/// ... and those of one process, which may execute other programs: the last one is still there while the next one begins.
+const SPACES_OF_ONE: u32 = 8;
+/// `GAP_BITS` of it.
+const GAP_BITS: u32 = 12;
+/// Kinds of memory that the kernel counts: of files, anonymous, swap entries, shared.
+const MEMBERS: usize = 4;
+const FILE: usize = 0;
+const ANONYMOUS: usize = 1;
+const SHARED: usize = 3;
+
+/// Results of `begin_space`.
+const BEGUN: u32 = 0;
+const UNKNOWN_KERNEL: u32 = 1;
+const NO_ROOM: u32 = 2;
+const CHANGED: u32 = 3;
+/// How often the counters of a process may be read, while they change.
+const MAX_READS: usize = 100;
+
+/// `struct space` as words: address, process, samples, heap, common counts, parts of counters, counts at the start.
+type Space = [u64; 4 + 3 * MEMBERS];
+const SPACE_PID: usize = 1;
+const SPACE_START: usize = 4 + 2 * MEMBERS;
+
+/// `struct space_part` as words: distances and offset, four amounts of each member, parts of counters, the last range.
+type SpacePart = [u64; 3 + 4 * MEMBERS + MEMBERS / 2 + 6];
+const GROWN: usize = 3;
+const RETURNED: usize = GROWN + MEMBERS;
+const OTHERS_GROWN: usize = RETURNED + MEMBERS;
+const OTHERS_RETURNED: usize = OTHERS_GROWN + MEMBERS;
+
+/// A present page in `/proc/PID/pagemap` (Documentation/admin-guide/mm/pagemap.rst).
+const PRESENT: u64 = 1 << 63;
+
+/// Programs and their events. Those that find addresses may be missing.
+const PROGRAMS: [(&str, &str); 2] = [("rss_changed", "rss_stat"), ("exec_rss", "sched_process_exec")];
+const WITH_CHILDREN: (&str, &str) = ("fork_rss", "sched_process_fork");
+const ADDRESSES: [(&str, &str); 3] = [
+    ("user_fault", "page_fault_user"),
+    ("kernel_fault", "page_fault_kernel"),
+    ("area_found", "vm_unmapped_area"),
+];
+const BEGIN: &str = "begin_rss";
+
+/// Number of address spaces that are observed at the same time.
+pub fn spaces(children: bool) -> u32 {
+    if children { MAX_SPACES } else { SPACES_OF_ONE }
+}
+
+/// What is known of a process.
+struct Observed {
+    pagemap: File,
+    /// `Rss` of `smaps_rollup`, bytes.
+    start: Option<u64>,
+}
+
+/// The programs for resident memory.
+pub struct Rss {
+    spaces: Array<MapData, Space>,
+    parts: PerCpuArray<MapData, SpacePart>,
+    cells: Array<MapData, [u64; 2]>,
+    lost: PerCpuArray<MapData, u64>,
+    observed: FxHashMap<Pid, Observed>,
+    /// Of address spaces that have gone.
+    ended: Vec<ResidentMemory>,
+    /// Processes that there was no room for.
+    refused: u64,
+}
+
+impl Rss {
+    /// Loads and attaches the programs; `interval` in bytes. Nothing is observed yet, but programs that processes execute from
+    /// here on.
+    ///
+    /// # Errors
+    /// The kernel refuses them, or counts in a way that is not known.
+    pub fn attach(bpf: &mut Ebpf, interval: u64, children: bool) -> Result<Rss> {
+        let program: &mut RawTracePoint = object::program(bpf, BEGIN)?;
+        program.load().map_err(|e| bpf_error(LOAD, e))?;
+        let map_error = |e| bpf_error(LOAD, e);
+        let mut gaps: Array<MapData, u64> = object::take_map(bpf, "GAPS")?.try_into().map_err(map_error)?;
+        for (at, gap) in (0..).zip(gaps_between(interval)) {
+            gaps.set(at, gap, 0).map_err(map_error)?;
+        }
+        for (name, event) in ADDRESSES {
+            let program: &mut RawTracePoint = object::program(bpf, name)?;
+            program.load().map_err(|e| bpf_error(LOAD, e))?;
+            // Without it, what is still resident is not known of some memory.
+            let _ = program.attach(event);
+        }
+        let with_children = children.then_some(WITH_CHILDREN);
+        for (name, event) in PROGRAMS.into_iter().chain(with_children) {
+            let program: &mut RawTracePoint = object::program(bpf, name)?;
+            program.load().map_err(|e| bpf_error(LOAD, e))?;
+            program.attach(event).map_err(|e| bpf_error(LOAD, e))?;
+        }
+        Ok(Rss {
+            spaces: object::take_map(bpf, "SPACES")?.try_into().map_err(map_error)?,
+            parts: object::take_map(bpf, "SPACE_PARTS")?.try_into().map_err(map_error)?,
+            cells: object::take_map(bpf, "SPACE_CELL")?.try_into().map_err(map_error)?,
+            lost: object::take_map(bpf, "LOST_RANGES")?.try_into().map_err(map_error)?,
+            observed: FxHashMap::default(),
+            ended: Vec::new(),
+            refused: 0,
+        })
+    }
+
+    /// Begins to observe a process that runs.
+    ///
+    /// # Errors
+    /// `NoSuchProcess`, `NotPermitted`; `Unsupported`: the kernel counts in a way that is not known.
+    pub fn begin(&mut self, bpf: &Ebpf, pid: Pid) -> Result<()> {
+        const WHAT: &str = "cannot observe resident memory";
+        let pagemap = File::open(format!("/proc/{pid}/pagemap")).map_err(|e| Error::io(WHAT, e))?;
+        let program: &RawTracePoint = bpf
+            .program(BEGIN)
+            .and_then(|program| program.try_into().ok())
+            .ok_or_else(|| Error::new(ErrorKind::Data, WHAT))?;
+        let mut result = CHANGED;
+        for _ in 0..MAX_READS {
+            let mut options = RawTracePointRunOptions::new();
+            options.args[0] = pagemap.as_raw_fd() as u64;
+            options.args[1] = pid.into();
+            result = program.test_run(options).map_err(|e| bpf_error(WHAT, e))?.return_value;
+            if result != CHANGED {
+                break;
+            }
+        }
+        match result {
+            BEGUN => {}
+            NO_ROOM => self.refused += 1,
+            UNKNOWN_KERNEL => {
+                return Err(Error::new(ErrorKind::Unsupported, WHAT)
+                    .why("this kernel counts resident memory in a way that is not known")
+                    .hint(
+                        "omit --mode to sample CPU time, and please report this with the output of `nativeprof doctor`",
+                    ));
+            }
+            _ => {
+                return Err(Error::new(ErrorKind::Unsupported, WHAT)
+                    .why("the counters of the process were not found in the kernel")
+                    .hint(
+                        "omit --mode to sample CPU time, and please report this with the output of `nativeprof doctor`",
+                    ));
+            }
+        }
+        let start = procfs::rss(pid);
+        self.observed.insert(pid, Observed { pagemap, start });
+        Ok(())
+    }
+
+    /// A process that executes a program: its counters begin at the programs of the kernel.
+    pub fn begin_at_exec(&mut self, pid: Pid) {
+        self.observed.remove(&pid);
+    }
+
+    /// Takes the account of a process that has ended.
+    pub fn remove_process(&mut self, pid: Pid) {
+        let accounts = self.take_accounts(|of| of == pid);
+        self.ended.extend(accounts);
+        self.observed.remove(&pid);
+    }
+
+    /// Stops: what changes from here on is not counted.
+    pub fn stop(&mut self) {
+        let numbers: Vec<Pid> = (0..self.spaces.len())
+            .filter_map(|at| self.spaces.get(&at, 0).ok())
+            .filter(|space| space[0] > 1)
+            .map(|space| space[SPACE_PID] as Pid)
+            .collect();
+        let mut ended = std::mem::take(&mut self.ended);
+        ended.extend(self.take_accounts(|_| true));
+        for account in ended.iter_mut().rev() {
+            // Of several programs of one process, the last one's.
+            if !numbers.contains(&account.pid) {
+                continue;
+            }
+            // By its counters, where the process has executed its program since the recording began.
+            let start = match self.observed.get(&account.pid) {
+                Some(observed) => observed.start,
+                None => Some(account.total().start),
+            };
+            account.measured = start.zip(procfs::rss(account.pid));
+        }
+        self.ended = ended;
+    }
+
+    /// The accounts, by process and program.
+    pub fn accounts(&mut self) -> Vec<ResidentMemory> {
+        std::mem::take(&mut self.ended)
+    }
+
+    /// Which pages of a process are present.
+    pub fn are_present(&mut self, pid: Pid, pages: &[u64]) -> Option<Vec<bool>> {
+        let opened;
+        let file = match self.observed.get(&pid) {
+            Some(observed) => &observed.pagemap,
+            None => {
+                opened = File::open(format!("/proc/{pid}/pagemap")).ok()?;
+                &opened
+            }
+        };
+        let mut entry = [0; 8];
+        let mut is_present = |page: &u64| {
+            let is_read = file.read_exact_at(&mut entry, page / PAGE * 8).is_ok();
+            is_read && u64::from_ne_bytes(entry) & PRESENT != 0
+        };
+        Some(pages.iter().map(&mut is_present).collect())
+    }
+
+    /// Limits that were exceeded, as text.
+    pub fn exceeded(&self) -> Vec<String> {
+        let lost: u64 = self.lost.get(&0, 0).map_or(0, |lost| lost.iter().sum());
+        let lost = (lost > 0).then(|| {
+            format!("{lost} ranges of memory that was given back were lost: less may be resident than rss_bytes says")
+        });
+        let refused = (self.refused > 0).then(|| {
+            format!(
+                "resident memory of {} processes was not observed: there is room for {MAX_SPACES} at the same time",
+                self.refused
+            )
+        });
+        lost.into_iter().chain(refused).collect()
+    }
+
+    /// Removes the address spaces of the processes that are meant, and returns their accounts.
+    fn take_accounts(&mut self, is_meant: impl Fn(Pid) -> bool) -> Vec<ResidentMemory> {
+        let mut taken = Vec::new();
+        for at in 0..self.spaces.len() {
+            let Ok(space) = self.spaces.get(&at, 0) else { continue };
+            let pid = space[SPACE_PID] as Pid;
+            if space[0] == 0 || !is_meant(pid) {
+                continue;
+            }
+            // First, so that nothing more is counted.
+            self.forget_cell(at);
+            let Ok(parts) = self.parts.get(&at, 0) else { continue };
+            taken.push(account(pid, &space, &parts));
+            let zero = PerCpuValues::try_from(vec![[0; size_of::<SpacePart>() / 8]; parts.len()]);
+            let _ = zero.map(|zero| self.parts.set(at, zero, 0)); // as many as there were
+            let _ = self.spaces.set(at, [0; size_of::<Space>() / 8], 0); // it is there
+        }
+        taken
+    }
+
+    fn forget_cell(&mut self, space: u32) {
+        for at in 0..self.cells.len() {
+            if let Ok([mm, number]) = self.cells.get(&at, 0)
+                && mm != 0
+                && number == u64::from(space)
+            {
+                let _ = self.cells.set(at, [0, 0], 0); // it is there
+            }
+        }
+    }
+}
+
+/// The account of an address space, in bytes.
+fn account(pid: Pid, space: &Space, parts: &PerCpuValues<SpacePart>) -> ResidentMemory {
+    let bytes = |pages: u64| (pages as i64).max(0) as u64 * PAGE;
+    let sum = |at: usize| bytes(parts.iter().fold(0, |sum: u64, part| sum.wrapping_add(part[at])));
+    let changes = |member: usize| MemoryChanges {
+        start: bytes(space[SPACE_START + member]),
+        grown: sum(GROWN + member),
+        returned: sum(RETURNED + member),
+        grown_by_others: sum(OTHERS_GROWN + member),
+        returned_by_others: sum(OTHERS_RETURNED + member),
+    };
+    ResidentMemory {
+        pid,
+        measured: None,
+        anonymous: changes(ANONYMOUS),
+        file: changes(FILE),
+        shared: changes(SHARED),
+    }
+}
+
+/// The table `GAPS`: quantiles of the exponential distribution with the mean `interval`, bytes; the last entry stands for the tail.
+fn gaps_between(interval: u64) -> Vec<u64> {
+    let cells = 1u32 << GAP_BITS;
+    let mean = interval as f64;
+    let quantile = |at: u32| -mean * (1.0 - f64::from(at) / f64::from(cells)).ln();
+    // What is beyond the last quantile is as long again on average.
+    let tail = quantile(cells - 1) + 2.0 * mean;
+    (0..cells).map(quantile).chain([tail]).map(|gap| gap as u64).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn gaps_are_exponential() {
+        let interval = 1 << 19;
+        let gaps = gaps_between(interval);
+        assert_eq!((gaps.len(), gaps[0]), (1 + (1 << GAP_BITS), 0));
+        assert!(gaps.is_sorted());
+        // Between two entries, all distances are as likely.
+        let middles = gaps.windows(2).map(|pair| (pair[0] + pair[1]) as f64 / 2.0);
+        let mean = middles.sum::<f64>() / f64::from(1 << GAP_BITS);
+        assert!((mean / interval as f64 - 1.0).abs() < 1e-3, "{mean}");
+        // The probability that a page has a point of the clock.
+        let below = gaps.iter().position(|gap| *gap > PAGE).expect("longer gaps");
+        let expected = -(-(PAGE as f64) / interval as f64).exp_m1();
+        assert!((below as f64 / f64::from(1 << GAP_BITS) - expected).abs() < 1.0 / f64::from(1 << GAP_BITS));
+    }
+}

@@ -1,0 +1,653 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0 OR GPL-2.0
+//
+// Resident memory: each change of the kernel's own counters, which it reports at `kmem:rss_stat`.
+//
+// Up to Linux 6.1 the report has the new total. Later it has none, and the counters are per CPU: a part for each CPU, which is
+// added to a common count when it has become large. What one report is about is then the change of this CPU's part since the
+// last one, and if that part is 0, that of the common count as well. Both are compared with what they were at the last report, so the
+// sum is exact: what one report missed is in the next one.
+//
+// Growth is sampled by a clock that counts bytes: a report is taken if a point of a Poisson process lies in its bytes. A report
+// of `s` bytes is then taken with probability 1 - exp(-s / interval), by which the reader divides. Memory that is given back is counted
+// exactly and sampled in the same way, and each range that is given back is passed on: a thread that gives memory back is in a
+// system call that names the range.
+
+#define RSS_MEMBERS 4             // file, anonymous, swap entries, shared memory (include/linux/mm_types_task.h)
+#define RSS_FILE 0
+#define RSS_ANONYMOUS 1
+#define RSS_SWAP 2
+#define SPACE_CELLS 4096          // a power of two
+#define MAX_SPACES 256            // address spaces, at most
+#define MAX_RSS_CPUS 1024
+#define GAP_BITS 12               // of the table of distances
+#define ENDED 1                   // in place of the address of an address space
+#define POPULATE (0x8000 | 0x2000) // MAP_POPULATE, MAP_LOCKED (asm-generic/mman.h)
+#define MAX_HEAD_BYTES 512        // of a map's head, up to the addresses of its elements; a power of two
+
+// Results of `begin_space`.
+enum { SPACE_BEGUN, SPACE_UNKNOWN_KERNEL, SPACE_NO_ROOM, SPACE_CHANGED, SPACE_NOT_FOUND };
+
+struct percpu_counter {
+	__s64 count;
+	__s32 *counters;
+} __attribute__((preserve_access_index));
+
+struct mm_struct___per_cpu {
+	struct percpu_counter rss_stat[RSS_MEMBERS];
+} __attribute__((preserve_access_index));
+
+// Up to Linux 6.1.
+struct mm_rss_stat {
+	__s64 count[RSS_MEMBERS];
+} __attribute__((preserve_access_index));
+
+struct mm_struct___counted {
+	struct mm_rss_stat rss_stat;
+} __attribute__((preserve_access_index));
+
+struct mm_struct___heap {
+	unsigned long brk;
+} __attribute__((preserve_access_index));
+
+struct file___opened {
+	void *private_data;
+} __attribute__((preserve_access_index));
+
+struct fdtable {
+	struct file___opened **fd;
+} __attribute__((preserve_access_index));
+
+struct files_struct {
+	struct fdtable *fdt;
+} __attribute__((preserve_access_index));
+
+struct task_struct___memory {
+	void *mm;
+	struct files_struct *files;
+	int pid, tgid;
+} __attribute__((preserve_access_index));
+
+struct bpf_array {
+	void *pptrs[1];
+} __attribute__((preserve_access_index));
+
+// How the kernel counts: 1 if this is it. The loader fills it in, and the verifier leaves out the other way.
+#define IS_COUNTED bpf_core_type_exists(struct mm_rss_stat)
+#define IS_PER_CPU                                                                        \
+	(bpf_core_field_exists(((struct mm_struct___per_cpu *)0)->rss_stat) &&            \
+	 bpf_core_field_exists(((struct percpu_counter *)0)->counters) &&                 \
+	 bpf_core_field_exists(((struct bpf_array *)0)->pptrs))
+#define COUNTER_SIZE bpf_core_type_size(struct percpu_counter)
+
+#ifdef LINUX_5_8
+// Kernels before 5.12 have no such instruction. Two CPUs at the same time can count a change twice.
+#define EXCHANGE(at, new)               \
+	({                              \
+		__s64 old_ = *(at);     \
+		*(at) = (new);          \
+		old_;                   \
+	})
+#else
+#define EXCHANGE(at, new) __sync_lock_test_and_set(at, new)
+#endif
+
+// An address space that is observed.
+struct space {
+	__u64 mm;                 // 0: none
+	__u32 pid, pad;
+	__u64 sampled;            // samples of growth so far
+	__u64 highest_brk;        // end of the heap, as seen when samples were taken
+	__s64 global[RSS_MEMBERS]; // the common counts at the last report
+	__u64 counters[RSS_MEMBERS]; // addresses of the parts of CPUs, relative to each CPU's own memory
+	__s64 start[RSS_MEMBERS]; // pages when it began to be observed
+};
+
+// What each CPU has of it. Amounts in pages.
+struct space_part {
+	__s64 until_grown, until_returned; // bytes to the next sample
+	__u64 offset;             // of this CPU's own memory
+	__s64 grown[RSS_MEMBERS], returned[RSS_MEMBERS]; // by the process itself
+	__s64 others_grown[RSS_MEMBERS], others_returned[RSS_MEMBERS]; // by other tasks
+	__s32 last[RSS_MEMBERS];  // this CPU's parts of the counters at the last report
+	struct system_call range; // the last one that was passed on, ...
+	__u64 range_sampled;      // ... and `sampled` then
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);   // the loader makes it MAX_SPACES, or fewer
+	__type(key, __u32);
+	__type(value, struct space);
+} SPACES SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);   // as SPACES
+	__type(key, __u32);
+	__type(value, struct space_part);
+} SPACE_PARTS SEC(".maps");
+
+// Which address space has which place in SPACES. Two cells for each, by its address.
+struct space_cell {
+	__u64 mm;
+	__u64 index;
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, SPACE_CELLS);
+	__type(key, __u32);
+	__type(value, struct space_cell);
+} SPACE_CELL SEC(".maps");
+
+// Distances between the points of the clock, in bytes: entry N is exceeded by a part of 1 - N / 2^GAP_BITS.
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, (1 << GAP_BITS) + 1);
+	__type(key, __u32);
+	__type(value, __u64);
+} GAPS SEC(".maps");
+
+// The last page fault on this CPU; and a word of the CPU's own memory, to find out where that is.
+struct fault {
+	__u64 address;
+	__u64 tid;
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct fault);
+} LAST_FAULT SEC(".maps");
+
+// Where the kernel is about to map memory for a thread and to fill it at once.
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 1024);
+	__type(key, __u32);       // thread id
+	__type(value, __u64);
+} NEW_AREAS SEC(".maps");
+
+// Ranges that could not be passed on.
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, __u64);
+} LOST_RANGES SEC(".maps");
+
+static __always_inline __u32 cell_of(__u64 mm)
+{
+	return (mm >> 6 ^ mm >> 18) & (SPACE_CELLS - 1);
+}
+
+// Place of an address space in SPACES, and 1 more; 0: it is not observed.
+static __always_inline __u32 space_number(__u64 mm)
+{
+	__u32 at = cell_of(mm);
+	struct space_cell *cell = bpf_map_lookup_elem(&SPACE_CELL, &at);
+
+	if (cell && cell->mm == mm)
+		return cell->index + 1;
+	at ^= 1;
+	cell = bpf_map_lookup_elem(&SPACE_CELL, &at);
+	return cell && cell->mm == mm ? cell->index + 1 : 0;
+}
+
+// Bytes to the next point of the clock: between two entries of the table.
+static __always_inline __s64 gap(void)
+{
+	__u32 random = bpf_get_prandom_u32(), at = random >> (32 - GAP_BITS);
+	__u64 *from = bpf_map_lookup_elem(&GAPS, &at), *to;
+
+	at++;
+	to = bpf_map_lookup_elem(&GAPS, &at);
+	if (!from || !to)
+		return 1ULL << 62;
+	return *from + ((*to - *from) * (random & ((1 << (32 - GAP_BITS)) - 1)) >> (32 - GAP_BITS)) + 1;
+}
+
+// The head of a map as the kernel has it, up to the addresses of its elements.
+struct map_head {
+	char bytes[MAX_HEAD_BYTES];
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct map_head);
+} MAP_HEAD SEC(".maps");
+
+// Address of the element of LAST_FAULT, relative to each CPU's own memory; 0: not found.
+static __always_inline __u64 own_memory_base(void)
+{
+	__u64 at = bpf_core_field_offset(struct bpf_array, pptrs);
+	__u32 zero = 0;
+	struct map_head *head = bpf_map_lookup_elem(&MAP_HEAD, &zero);
+
+	if (!head || at > MAX_HEAD_BYTES - 8 || bpf_probe_read_kernel(head->bytes, MAX_HEAD_BYTES, &LAST_FAULT))
+		return 0;
+	BOUND(at, MAX_HEAD_BYTES - 1);
+	return at <= MAX_HEAD_BYTES - 8 ? *(__u64 *)(head->bytes + at) : 0;
+}
+
+static __always_inline void *counter_at(__u64 mm, __u32 member)
+{
+	return (char *)mm + bpf_core_field_offset(struct mm_struct___per_cpu, rss_stat) + member * COUNTER_SIZE;
+}
+
+static __always_inline __s64 common_count(__u64 mm, __u32 member)
+{
+	__s64 count = 0;
+
+	bpf_probe_read_kernel(&count, 8, counter_at(mm, member) + bpf_core_field_offset(struct percpu_counter, count));
+	return count;
+}
+
+static __always_inline __u64 pointer_at(void *at)
+{
+	__u64 pointer = 0;
+
+	bpf_probe_read_kernel(&pointer, 8, at);
+	return pointer;
+}
+
+static __always_inline __s32 part_of_counter(__u64 at)
+{
+	__s32 part = 0;
+
+	bpf_probe_read_kernel(&part, 4, (void *)at);
+	return part;
+}
+
+// Notes what the parts of the counters are on each CPU. SPACE_CHANGED if a part was moved to the common count meanwhile.
+static __always_inline int read_parts(struct space *s, __u32 index, __u64 mm)
+{
+	__u64 base = own_memory_base(), offset = 0;
+	__u32 cpu, m, zero = 0;
+
+	if (!base)
+		return SPACE_UNKNOWN_KERNEL;
+	for (m = 0; m < RSS_MEMBERS; m++) {
+		s->counters[m] = pointer_at(counter_at(mm, m) + bpf_core_field_offset(struct percpu_counter, counters));
+		s->global[m] = s->start[m] = common_count(mm, m);
+	}
+	for (cpu = 0; cpu < MAX_RSS_CPUS; cpu++) {
+		struct space_part *part = bpf_map_lookup_percpu_elem(&SPACE_PARTS, &index, cpu);
+		struct fault *word = bpf_map_lookup_percpu_elem(&LAST_FAULT, &zero, cpu);
+
+		if (!part || !word)
+			break;
+		// (The verifier computes with no address of a map's element that it knows as one.)
+		bpf_probe_read_kernel(&offset, 8, &word);
+		offset -= base;
+		part->offset = offset;
+		for (m = 0; m < RSS_MEMBERS; m++) {
+			part->last[m] = part_of_counter(s->counters[m] + offset);
+			s->start[m] += part->last[m];
+		}
+	}
+	for (m = 0; m < RSS_MEMBERS; m++)
+		if (common_count(mm, m) != s->global[m])
+			return SPACE_CHANGED;
+	return SPACE_BEGUN;
+}
+
+// Begins to observe an address space. (Not static: as walk_chain.)
+__noinline int begin_space(__u64 mm, __u32 pid)
+{
+	struct space_cell *cell;
+	struct space *s = 0;
+	__u32 index = 0, i, m, at = cell_of(mm), begun;
+
+	if (!IS_COUNTED && !IS_PER_CPU)
+		return SPACE_UNKNOWN_KERNEL;
+	if (space_number(mm))
+		return SPACE_BEGUN;
+	cell = bpf_map_lookup_elem(&SPACE_CELL, &at);
+	if (cell && cell->mm) {
+		at ^= 1;
+		cell = bpf_map_lookup_elem(&SPACE_CELL, &at);
+	}
+	if (!cell || cell->mm)
+		return SPACE_NO_ROOM;
+	for (i = 0; i < MAX_SPACES; i++) {
+		index = i;
+		s = bpf_map_lookup_elem(&SPACES, &index);
+		if (!s || !s->mm)
+			break;
+	}
+	if (!s || s->mm)
+		return SPACE_NO_ROOM;
+	s->mm = mm;
+	s->pid = pid;
+	s->sampled = 0;
+	s->highest_brk = pointer_at((char *)mm + bpf_core_field_offset(struct mm_struct___heap, brk));
+	if (IS_COUNTED) {
+		for (m = 0; m < RSS_MEMBERS; m++)
+			s->global[m] = s->start[m] =
+				pointer_at((char *)mm + bpf_core_field_offset(struct mm_struct___counted, rss_stat) + 8 * m);
+	} else {
+		begun = read_parts(s, index, mm);
+		if (begun != SPACE_BEGUN) {
+			s->mm = 0;
+			return begun;
+		}
+	}
+	cell->index = index;
+	cell->mm = mm;
+	return SPACE_BEGUN;
+}
+
+// Run by the reader, which has a file open whose private data is the address space of a process: /proc/PID/pagemap (fs/proc/task_mmu.c,
+// v4.1 and later). Arguments: its descriptor, the process.
+SEC("raw_tp/begin_rss")
+int begin_rss(struct bpf_raw_tracepoint_args *ctx)
+{
+	struct task_struct___memory *task = (void *)bpf_get_current_task();
+	__u64 fd = ctx->args[0], at = (__u64)BPF_CORE_READ(task, files, fdt, fd);
+	struct file___opened *file = (void *)pointer_at((void *)(at + 8 * fd));
+	__u64 mm = (__u64)BPF_CORE_READ(file, private_data);
+
+	return mm ? begin_space(mm, ctx->args[1]) : SPACE_NOT_FOUND;
+}
+
+// A process executes a program: it has another address space from here on.
+SEC("raw_tp/sched_process_exec")
+int exec_rss(void *ctx)
+{
+	struct task_struct___memory *task = (void *)bpf_get_current_task();
+	__u32 pid = bpf_get_current_pid_tgid() >> 32;
+
+	if (bpf_map_lookup_elem(&PROCS, &pid))
+		begin_space((__u64)BPF_CORE_READ(task, mm), pid);
+	return 0;
+}
+
+// A process has a child.
+SEC("raw_tp/sched_process_fork")
+int fork_rss(struct bpf_raw_tracepoint_args *ctx)
+{
+	struct task_struct___memory *task = (void *)bpf_get_current_task(), *child = (void *)ctx->args[1];
+	__u32 pid = bpf_get_current_pid_tgid() >> 32, number = BPF_CORE_READ(child, tgid);
+	void *mm;
+
+	if (!bpf_map_lookup_elem(&PROCS, &pid) || number != BPF_CORE_READ(child, pid))
+		return 0;
+	mm = BPF_CORE_READ(child, mm);
+	if (mm && mm != BPF_CORE_READ(task, mm))
+		begin_space((__u64)mm, number);
+	return 0;
+}
+
+SEC("raw_tp/page_fault_user")
+int user_fault(struct bpf_raw_tracepoint_args *ctx)
+{
+	__u32 zero = 0;
+	struct fault *last = bpf_map_lookup_elem(&LAST_FAULT, &zero);
+
+	if (last) {
+		last->address = ctx->args[0];
+		last->tid = (__u32)bpf_get_current_pid_tgid();
+	}
+	return 0;
+}
+
+SEC("raw_tp/page_fault_kernel")
+int kernel_fault(struct bpf_raw_tracepoint_args *ctx)
+{
+	return user_fault(ctx);
+}
+
+static __always_inline __u64 ring_flags(void)
+{
+	int is_full = bpf_ringbuf_query(&SAMPLES, BPF_RB_AVAIL_DATA) > bpf_ringbuf_query(&SAMPLES, BPF_RB_RING_SIZE) / 4;
+
+	return is_full ? BPF_RB_FORCE_WAKEUP : BPF_RB_NO_WAKEUP;
+}
+
+static __always_inline void pass_range(__u32 pid, __u64 from, __u64 to, __u64 moved_to)
+{
+	struct memory_range range = {
+		.size = sizeof(range),
+		.pid = pid,
+		.tid = (__u32)bpf_get_current_pid_tgid(),
+		.flags = RANGE,
+		.time = bpf_ktime_get_ns(),
+		.from = from,
+		.to = to,
+		.moved_to = moved_to,
+	};
+	__u32 zero = 0;
+	__u64 *lost;
+
+	if (!bpf_ringbuf_output(&SAMPLES, &range, sizeof(range), ring_flags()))
+		return;
+	lost = bpf_map_lookup_elem(&LOST_RANGES, &zero);
+	if (lost)
+		*lost += 1;
+}
+
+// The kernel has found room for a mapping: for memory that it will fill at once, or that a system call moves. (For a mapping
+// at a fixed address nothing is searched: the system call has it.)
+SEC("raw_tp/vm_unmapped_area")
+int area_found(struct bpf_raw_tracepoint_args *ctx)
+{
+	__u32 pid = bpf_get_current_pid_tgid() >> 32, tid = bpf_get_current_pid_tgid(), zero = 0;
+	struct kernel_facts *facts = bpf_map_lookup_elem(&FACTS, &zero);
+	__u64 at = ctx->args[0];
+	struct system_call call = {};
+
+	if (!facts || at >= -PAGE || !bpf_map_lookup_elem(&PROCS, &pid))
+		return 0;
+	last_call(facts, &call);
+	if (call.number == MREMAP)
+		pass_range(pid, call.first, call.first + (call.second < call.third ? call.second : call.third), at);
+	else if (call.number == MMAP && call.fourth & POPULATE)
+		bpf_map_update_elem(&NEW_AREAS, &tid, &at, BPF_ANY);
+	return 0;
+}
+
+// The range that a thread gives back in this system call, or by this fault: `from` and `to`. False if it is not known.
+static __always_inline int range_given_back(struct space *s, struct system_call *call, __u32 member, __u64 address, __u64 *from,
+					    __u64 *to)
+{
+	*from = call->first;
+	*to = call->first + call->second;
+	switch (call->number) {
+	case MUNMAP:
+	case MADVISE:
+	case MMAP:
+		return 1;
+	case MREMAP:
+		*from += call->third;
+		return call->third < call->second;
+	case BRK:
+		*to = s->highest_brk;
+		return *from < *to;
+	}
+	// A page of a file that a copy takes the place of.
+	*from = address & ~(PAGE - 1);
+	*to = *from + PAGE;
+	return address && member != RSS_ANONYMOUS;
+}
+
+// Where the memory lies that a thread gets in this system call, without a page fault.
+static __always_inline __u64 range_filled(struct system_call *call, __u64 *length)
+{
+	__u32 tid = bpf_get_current_pid_tgid();
+	__u64 *at;
+
+	*length = 0;
+	switch (call->number) {
+	case MMAP:
+		at = call->first ? 0 : bpf_map_lookup_elem(&NEW_AREAS, &tid);
+		*length = call->second;
+		return at ? *at : call->first;
+	case MADVISE:
+	case MLOCK:
+	case MLOCK2:
+		*length = call->second;
+		return call->first;
+	case BRK:
+	case MREMAP:
+	case MLOCKALL:
+		return 0;
+	}
+	return ~0ULL;
+}
+
+// Takes a sample of a change: `pages` are negative if memory was given back.
+static __always_inline void take_change(struct bpf_raw_tracepoint_args *ctx, struct kernel_facts *facts, struct space *s,
+					struct system_call *call, __u32 member, __s64 pages, __u64 address)
+{
+	__u32 zero = 0, slot = bpf_get_smp_processor_id(), pid = s->pid;
+	struct layout *lay = bpf_map_lookup_elem(&PROCS, &pid);
+	struct turn *turn = bpf_map_lookup_elem(&TURN, &zero);
+	struct cache *c = cache(slot);
+	char *area = scratch(slot);
+	struct head *h = (void *)area;
+	struct change *change;
+	__u64 brk;
+	long n;
+
+	if (!lay || !turn || !c || !area)
+		return;
+	h->time = bpf_ktime_get_ns();
+	h->pid = pid;
+	h->tid = bpf_get_current_pid_tgid();
+	h->flags = IN_KERNEL | RSS;
+	h->kernel = 0;
+	h->cpu = h->runnable = h->blocked = 0;
+	change = (void *)h->holders;
+	change->pages = pages;
+	change->member = member;
+	change->length = 0;
+	change->address = address;
+	if (pages > 0) {
+		__u64 filled = range_filled(call, &change->length);
+
+		if (filled != ~0ULL)
+			change->address = filled;
+		s->sampled++;
+		brk = pointer_at((char *)s->mm + bpf_core_field_offset(struct mm_struct___heap, brk));
+		if (brk > s->highest_brk)
+			s->highest_brk = brk;
+	}
+	if (facts->want_kernel) {
+		n = bpf_get_stack(ctx, area + HEAD, MAX_KERNEL * 8, 0);
+		if (n > 0)
+			h->kernel = n / 8;
+	}
+	user_registers(h, facts);
+	snapshot(slot, area, c, lay, facts, turn, h->time, 0);
+}
+
+SEC("raw_tp/rss_stat")
+int rss_changed(struct bpf_raw_tracepoint_args *ctx)
+{
+	__u32 number = space_number(ctx->args[0]), member = ctx->args[1], zero = 0, index;
+	__u64 mm = ctx->args[0], address = 0, from, to;
+	struct task_struct___memory *task;
+	struct system_call call = {};
+	struct kernel_facts *facts;
+	struct space_part *part;
+	struct fault *fault;
+	struct space *s;
+	int is_moved = 0;
+	__s64 pages;
+
+	if (!number || member >= RSS_MEMBERS)
+		return 0;
+	index = number - 1;
+	s = bpf_map_lookup_elem(&SPACES, &index);
+	part = bpf_map_lookup_elem(&SPACE_PARTS, &index);
+	if (!s || !part || s->mm != mm)
+		return 0;
+	BOUND(member, RSS_MEMBERS - 1);
+	if (IS_COUNTED) {
+		pages = ctx->args[2];
+		pages -= EXCHANGE(&s->global[member], pages);
+	} else if (IS_PER_CPU) {
+		__s32 now = part_of_counter(s->counters[member] + part->offset);
+		__s64 common, before;
+
+		pages = now - part->last[member];
+		part->last[member] = now;
+		if (!now) {
+			common = common_count(mm, member);
+			before = EXCHANGE(&s->global[member], common);
+			// Another CPU has counted what was moved from this one.
+			is_moved = common == before;
+			pages += common - before;
+		}
+	} else {
+		return 0;
+	}
+	if (!pages)
+		return 0;
+	if ((__u32)(bpf_get_current_pid_tgid() >> 32) != s->pid) {
+		part->others_grown[member] += pages > 0 ? pages : 0;
+		part->others_returned[member] -= pages < 0 ? pages : 0;
+		return 0;
+	}
+	if (is_moved) {
+		if (pages < 0) {
+			part->grown[member] += pages;
+			part->until_grown -= pages * (__s64)PAGE;
+		} else {
+			part->returned[member] -= pages;
+			part->until_returned += pages * (__s64)PAGE;
+		}
+		return 0;
+	}
+	if (pages > 0) {
+		part->grown[member] += pages;
+		if (member == RSS_SWAP)
+			return 0;
+		if (!part->until_grown)
+			part->until_grown = gap();
+		part->until_grown -= pages * (__s64)PAGE;
+		if (part->until_grown > 0)
+			return 0;
+		part->until_grown = gap();
+	} else {
+		task = (void *)bpf_get_current_task();
+		// The process ends, or executes another program.
+		if ((__u64)BPF_CORE_READ(task, mm) != mm) {
+			s->mm = ENDED;
+			return 0;
+		}
+		part->returned[member] -= pages;
+		if (member == RSS_SWAP)
+			return 0;
+	}
+	facts = bpf_map_lookup_elem(&FACTS, &zero);
+	fault = bpf_map_lookup_elem(&LAST_FAULT, &zero);
+	if (!facts || !fault)
+		return 0;
+	if (fault->tid == (__u32)bpf_get_current_pid_tgid())
+		address = fault->address;
+	last_call(facts, &call);
+	if (pages < 0) {
+		if (range_given_back(s, &call, member, address, &from, &to) &&
+		    (part->range_sampled != s->sampled || part->range.number != call.number || part->range.first != from ||
+		     part->range.second != to)) {
+			part->range.number = call.number;
+			part->range.first = from;
+			part->range.second = to;
+			part->range_sampled = s->sampled;
+			pass_range(s->pid, from, to, 0);
+		}
+		if (!part->until_returned)
+			part->until_returned = gap();
+		part->until_returned += pages * (__s64)PAGE;
+		if (part->until_returned > 0)
+			return 0;
+		part->until_returned = gap();
+	}
+	take_change(ctx, facts, s, &call, member, pages, address);
+	return 0;
+}

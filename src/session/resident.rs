@@ -1,0 +1,243 @@
+//! Resident memory: which of the sampled memory is still there in the end.
+//!
+//! A sample of growth stands for the memory around one page. When the process gives a range back in which that page lies, or another
+//! page comes to be at its place, that memory has gone; the rest is looked up in the end. By the ranges alone a process that has
+//! ended is judged; by what is there in the end alone, memory would count twice whose addresses are used again.
+
+use std::collections::BTreeMap;
+
+use rustc_hash::FxHashMap;
+
+use super::Session;
+use super::segment::Segment;
+use crate::capture::Backend;
+use crate::counts::{FramePath, RawMemory, RawTimelineSample};
+use crate::event::{MemoryChange, MemoryKind, MemoryRange, PAGE, Pid, Sample};
+use crate::frame::{Origin, RawFrame};
+use crate::interleave::StackQuality;
+use crate::profile::resident::ResidentMemory;
+
+/// Samples of growth whose memory may be resident, by process and page (avma): rows of the timeline.
+#[derive(Default)]
+pub(super) struct Resident {
+    by_process: FxHashMap<Pid, BTreeMap<u64, Vec<u32>>>,
+    /// Bytes of growth that no page is known of.
+    pub(super) without_page: u64,
+}
+
+impl Resident {
+    /// Takes note of a sample that is the row `row` of the segment.
+    pub(super) fn add(&mut self, s: &Sample, change: &MemoryChange, row: usize, segment: &mut Segment) {
+        if change.bytes < 0 {
+            segment.memory.push(RawMemory::Returned);
+            return;
+        }
+        segment.memory.push(RawMemory::Grown { is_resident: true });
+        let Some(page) = page_of(change, s.time ^ u64::from(s.tid) << 32) else {
+            self.without_page += segment.timeline.get(row).map_or(0, |row| row.amount);
+            return;
+        };
+        let pages = self.by_process.entry(s.pid).or_default();
+        if change.length == 0 {
+            forget(pages, page, page + PAGE, segment);
+        }
+        pages.entry(page).or_default().push(row as u32);
+    }
+
+    /// A process has given back a range, or moved it.
+    pub(super) fn apply(&mut self, range: &MemoryRange, segment: &mut Segment) {
+        let Some(pages) = self.by_process.get_mut(&range.pid) else {
+            return;
+        };
+        // Whole pages: the kernel rounds as well.
+        let (from, to) = (
+            range.from & !(PAGE - 1),
+            range.to.saturating_add(PAGE - 1) & !(PAGE - 1),
+        );
+        if to <= from {
+            return;
+        }
+        match range.moved_to {
+            None => forget(pages, from, to, segment),
+            Some(at) => {
+                let moved = take(pages, from, to);
+                forget(pages, at, at.saturating_add(to - from), segment);
+                for (page, rows) in moved {
+                    pages.entry(at.saturating_add(page - from)).or_default().extend(rows);
+                }
+            }
+        }
+    }
+
+    /// A process executes another program: all that it had has gone.
+    pub(super) fn exec(&mut self, pid: Pid, segment: &mut Segment) {
+        if let Some(mut pages) = self.by_process.remove(&pid) {
+            forget(&mut pages, 0, u64::MAX, segment);
+        }
+    }
+}
+
+/// Removes the samples of a range, whose memory has gone.
+fn forget(pages: &mut BTreeMap<u64, Vec<u32>>, from: u64, to: u64, segment: &mut Segment) {
+    for (_, rows) in take(pages, from, to) {
+        for row in rows {
+            segment.has_gone(row);
+        }
+    }
+}
+
+/// Removes the samples of a range, and returns them.
+fn take(pages: &mut BTreeMap<u64, Vec<u32>>, from: u64, to: u64) -> Vec<(u64, Vec<u32>)> {
+    let found: Vec<u64> = pages.range(from..to).map(|(page, _)| *page).collect();
+    let taken = found.into_iter().filter_map(|page| pages.remove_entry(&page));
+    taken.collect()
+}
+
+/// The page (avma) that a change stands for, any of those that it may be about; `None`: not known. `random` chooses.
+fn page_of(change: &MemoryChange, random: u64) -> Option<u64> {
+    let first = change.address & !(PAGE - 1);
+    let chosen = |from: u64, pages: u64| {
+        // (The multiplier is that of Knuth's linear congruential generator.)
+        let mixed = random.wrapping_mul(6_364_136_223_846_793_005) >> 33;
+        from.saturating_add(mixed % pages.max(1) * PAGE)
+    };
+    let pages = change.bytes.unsigned_abs() / PAGE;
+    match (change.address, change.length) {
+        (0, _) => None,
+        (address, 1..) => {
+            let end = address.saturating_add(change.length).saturating_add(PAGE - 1) & !(PAGE - 1);
+            Some(chosen(first, end.saturating_sub(first) / PAGE))
+        }
+        // A large page lies at a multiple of its size.
+        _ if change.kind == MemoryKind::Anonymous && pages.is_power_of_two() => {
+            Some(chosen(first & !(pages.saturating_mul(PAGE) - 1), pages))
+        }
+        _ => Some(first),
+    }
+}
+
+impl Session {
+    /// Ends the account: looks up which of the sampled memory is resident, and counts what other tasks have done.
+    pub(super) fn add_memory(&mut self, accounts: &[ResidentMemory], backend: &mut dyn Backend) {
+        for (pid, pages) in &mut self.activities.resident.by_process {
+            let numbers: Vec<u64> = pages.keys().copied().collect();
+            let Some(present) = backend.are_resident(*pid, &numbers) else {
+                continue;
+            };
+            for (page, _) in numbers.iter().zip(present).filter(|(_, is_present)| !is_present) {
+                forget(pages, *page, page.saturating_add(PAGE), &mut self.segment);
+            }
+        }
+        let now = self.files.system.now();
+        for account in accounts {
+            let total = account.total();
+            let left = total.grown_by_others.saturating_sub(total.returned_by_others);
+            let gone = total.grown_by_others - left;
+            for (memory, amount) in [
+                (RawMemory::Grown { is_resident: true }, left),
+                (RawMemory::Grown { is_resident: false }, gone),
+                (RawMemory::Returned, total.returned_by_others),
+            ] {
+                if amount > 0 {
+                    self.add_of_other_task(account.pid, memory, amount, now);
+                }
+            }
+        }
+    }
+
+    fn add_of_other_task(&mut self, pid: Pid, memory: RawMemory, amount: u64, time: u64) {
+        let process = self.options.grouping.processes.then_some(RawFrame::Process(pid));
+        let stack: Vec<RawFrame> = process
+            .into_iter()
+            .chain([RawFrame::Origin(Origin::OtherTask)])
+            .collect();
+        let sample = RawTimelineSample {
+            time,
+            pid,
+            tid: pid,
+            node: 0,
+            count: 1,
+            amount,
+            labels: 0,
+        };
+        let mut path = FramePath::default();
+        self.segment
+            .add(&mut path, &stack, sample, None, StackQuality::Exact, &|_| 0);
+        self.segment.memory.push(memory);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn grown(address: u64, length: u64, pages: i64) -> MemoryChange {
+        MemoryChange {
+            bytes: pages * PAGE as i64,
+            kind: MemoryKind::Anonymous,
+            address,
+            length,
+        }
+    }
+
+    fn add(resident: &mut Resident, segment: &mut Segment, change: MemoryChange) {
+        let sample = Sample {
+            pid: 7,
+            time: segment.memory.len() as u64,
+            ..Sample::default()
+        };
+        resident.add(&sample, &change, segment.memory.len(), segment);
+    }
+
+    fn rows(segment: &Segment) -> Vec<bool> {
+        let is_resident = |memory: &RawMemory| *memory == RawMemory::Grown { is_resident: true };
+        segment.memory.iter().map(is_resident).collect()
+    }
+
+    #[test]
+    fn ranges_take_out_what_grew_before() {
+        let (mut resident, mut segment) = (Resident::default(), Segment::default());
+        let range = |from, to, moved_to| MemoryRange {
+            pid: 7,
+            from,
+            to,
+            moved_to,
+        };
+        add(&mut resident, &mut segment, grown(0x10_0123, 0, 1));
+        add(&mut resident, &mut segment, grown(0x20_0000, 0, 1));
+        add(&mut resident, &mut segment, grown(0, 0, 1)); // not known where
+        assert_eq!(rows(&segment), [true, true, true]);
+        resident.apply(&range(0x10_0000, 0x10_0001, None), &mut segment);
+        assert_eq!(rows(&segment), [false, true, true]);
+        // The same page again; moved, then given back where it was before, and where it is.
+        add(&mut resident, &mut segment, grown(0x10_0000, 0, 1));
+        resident.apply(&range(0x10_0000, 0x10_2000, Some(0x90_0000)), &mut segment);
+        resident.apply(&range(0x10_0000, 0x10_2000, None), &mut segment);
+        assert_eq!(rows(&segment), [false, true, true, true]);
+        resident.apply(&range(0x90_0000, 0x90_1000, None), &mut segment);
+        assert_eq!(rows(&segment), [false, true, true, false]);
+        // Another page at the place of one that was taken unseen.
+        add(&mut resident, &mut segment, grown(0x20_0000, 0, 1));
+        assert_eq!(rows(&segment), [false, false, true, false, true]);
+        resident.exec(7, &mut segment);
+        assert_eq!(rows(&segment), [false, false, true, false, false]);
+        // Of hostile sizes.
+        for (from, to, moved_to) in [(u64::MAX, u64::MAX, None), (9, 3, None), (0, u64::MAX, Some(u64::MAX))] {
+            add(&mut resident, &mut segment, grown(0x20_0000, 0, 1));
+            resident.apply(&range(from, to, moved_to), &mut segment);
+        }
+    }
+
+    #[test]
+    fn a_change_stands_for_one_of_its_pages() {
+        for random in 0..2000 {
+            let huge = page_of(&grown(0x20_1000, 0, 512), random).expect("a page");
+            assert!((0x20_0000..0x40_0000).contains(&huge) && huge % PAGE == 0, "{huge:x}");
+            let filled = page_of(&grown(0x7000, 0x2001, 1), random).expect("a page");
+            assert!((0x7000..0xa000).contains(&filled), "{filled:x}");
+            assert_eq!(page_of(&grown(0x7fff, 0, 1), random), Some(0x7000));
+            assert_eq!(page_of(&grown(0, 0, 1), random), None);
+            assert!(page_of(&grown(u64::MAX, u64::MAX, i64::MIN / PAGE as i64), random).is_some());
+        }
+    }
+}
