@@ -420,6 +420,7 @@ fn a_setuid_program_refuses_everything() {
             (&["record", "-o", file, "--", "touch", file][..], 125),
             (&["attach", &pid, "-d", "0.1", "-o", file], 1),
             (&["dump", &pid], 1),
+            (&["heap", &pid], 1),
             (&["report", profile], 1),
             (&["export", profile, "-f", "svg", "-o", file], 1),
             (&["man", file], 1),
@@ -641,7 +642,7 @@ fn a_process_that_is_not_dumpable_is_named_so() {
     let copy = open_copy(&scratch);
     let program = python("print('READY', flush=True)");
     let pid = program.pid().to_string();
-    for words in [&["attach", &pid, "-o", "-"][..], &["dump", &pid]] {
+    for words in [&["attach", &pid, "-o", "-"][..], &["dump", &pid], &["heap", &pid]] {
         let (done, said) = run(by_nobody(&copy, "", words));
         let why = format!("process {pid} is not dumpable");
         let advice = format!("try: sudo {} {}", text(&copy), words.join(" "));

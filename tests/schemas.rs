@@ -98,5 +98,6 @@ fn of_processes() {
             &scratch,
         );
     }
+    check("heap.schema.json", &["heap", &pid, "--format", "json"], &scratch);
     check("doctor.schema.json", &["doctor", &pid, "--json"], &scratch);
 }

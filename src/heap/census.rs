@@ -2,84 +2,295 @@
 
 use std::time::Duration;
 
-use super::glibc::{self, Glibc};
+use rustc_hash::FxHashMap;
+
+use super::estimate::Estimate;
+use super::glibc::{self, Arena, Block, Glibc, LARGE};
 use super::mappings::{Account, Claim, Part, divide};
-use super::present::Present;
+use super::present::{Present, PresentMemory};
+use super::python::{self, Counter, PythonCensus, PythonHeap};
 use super::stacks;
+use crate::cpython::Runtime;
+use crate::cpython_layout::Interpreter;
 use crate::error::Result;
 use crate::event::Pid;
+use crate::process::memory::Memory;
 use crate::process::smaps::Smaps;
 use crate::process::system::{LiveSystem, ProcessMemory};
 use crate::sys::clock;
 
-/// How often the C heap is looked for: the process may have changed its mappings since they were read.
+/// How often the mappings are read where the C heap does not fit them: the process may have changed them since.
 const ATTEMPTS: usize = 3;
+/// Longest time for the walk through the C heap, ns.
+const MAX_C_TIME: u64 = 600_000_000_000;
 
 /// How much of a process is read.
 #[derive(Clone, Copy, Debug)]
 pub struct CensusOptions {
-    /// Time for each of the walks through Python's heap and the C heap.
-    pub budget: Duration,
+    /// CPU time for Python's pools, and as long again for the C heap. `None`: everything is read.
+    pub budget: Option<Duration>,
 }
 
 /// What the memory of a process is made of.
 #[derive(Debug, Default)]
 pub struct Census {
     pub account: Account,
+    /// `None`: there is no Python, or its heap was not found.
+    pub python: Option<Pools>,
+    /// Those with most bytes first.
+    pub types: Vec<TypeUse>,
     /// `None`: the C library is another one.
     pub glibc: Option<Glibc>,
+    /// Blocks of the C heap of [`LARGE`] bytes and more, the largest first.
+    pub large: Vec<LargeUse>,
     /// What could not be told, and why.
     pub notes: Vec<String>,
 }
 
+/// What was read of Python's heap.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pools {
+    /// With blocks in use.
+    pub all: u64,
+    pub read: u64,
+    /// Those that changed while they were read.
+    pub torn: u64,
+    /// Everything was read.
+    pub is_full: bool,
+}
+
+/// The objects of a type, or blocks of a size that are no objects and whose owner is not known.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TypeUse {
+    pub name: Vec<u8>,
+    pub count: Estimate,
+    /// With what they own.
+    pub bytes: Estimate,
+    pub is_object: bool,
+}
+
+/// A large block of the C heap.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LargeUse {
+    /// avma that the program got.
+    pub address: u64,
+    /// Bytes of its chunk.
+    pub bytes: u64,
+    /// It has a mapping of its own.
+    pub is_mapped: bool,
+    pub owner: Owner,
+}
+
+/// What a large block belongs to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Owner {
+    /// It is an object of this type.
+    Itself(Vec<u8>),
+    /// An object of this type owns it.
+    Object(Vec<u8>),
+    /// No object that owns it was met: it may be one that was not read, or C code.
+    Unknown,
+}
+
+/// What is read of a process at once, before anything else.
+struct Mapped {
+    smaps: Smaps,
+    present: Present,
+    arenas: std::result::Result<Vec<Arena>, String>,
+}
+
+impl Mapped {
+    fn read(pid: Pid, memory: &dyn Memory) -> Result<Mapped> {
+        let smaps = Smaps::of(pid)?;
+        let present = Present::of(pid, &smaps)?;
+        let target = glibc::Target {
+            smaps: &smaps,
+            present: &present,
+            memory,
+            deadline: u64::MAX,
+        };
+        let arenas = glibc::find(&target);
+        Ok(Mapped { smaps, present, arenas })
+    }
+
+    /// The same, again while the C heap does not fit the mappings.
+    fn read_consistent(pid: Pid, memory: &dyn Memory) -> Result<Mapped> {
+        let mut mapped = Mapped::read(pid, memory)?;
+        for _ in 1..ATTEMPTS {
+            let has_heap = mapped
+                .smaps
+                .areas
+                .iter()
+                .any(|area| mapped.smaps.name(area) == b"[heap]");
+            if mapped.arenas.is_ok() || !has_heap {
+                break;
+            }
+            mapped = Mapped::read(pid, memory)?;
+        }
+        Ok(mapped)
+    }
+}
+
 impl Census {
-    /// Reads the memory of a process while it runs.
+    /// Reads the memory of a process while it runs. `python` is the interpreter that was found in it.
     ///
     /// # Errors
     /// `NoSuchProcess`, `NotPermitted`.
-    pub fn take(pid: Pid, options: &CensusOptions) -> Result<Census> {
-        let mut census = Census::attempt(pid, options)?;
-        for _ in 1..ATTEMPTS {
-            if census.glibc.is_some() || !census.has_c_heap() {
-                break;
-            }
-            census = Census::attempt(pid, options)?;
-        }
-        Ok(census)
-    }
-
-    /// Whether there is a heap that was not divided.
-    fn has_c_heap(&self) -> bool {
-        self.account.parts.contains_key(&Part::CHeap)
-    }
-
-    fn attempt(pid: Pid, options: &CensusOptions) -> Result<Census> {
-        let smaps = Smaps::of(pid)?;
-        let present = Present::of(pid, &smaps)?;
-        let memory = ProcessMemory(&LiveSystem, pid);
+    pub fn take(pid: Pid, python: Option<(&Runtime, &Interpreter)>, options: &CensusOptions) -> Result<Census> {
+        let live = ProcessMemory(&LiveSystem, pid);
+        let Mapped { smaps, present, arenas } = Mapped::read_consistent(pid, &live)?;
+        let memory = PresentMemory {
+            memory: &live,
+            present: &present,
+        };
         let mut notes = Vec::new();
         if !present.is_complete {
             notes.push("too many ranges of pages are in memory to look at all of them: parts may be too small".into());
         }
+        let heap = python.and_then(
+            |(runtime, interpreter)| match python_heap(&memory, pid, runtime, interpreter) {
+                Ok(heap) => Some(heap),
+                Err(why) => {
+                    notes.push(format!("Python's objects are not counted: {why}"));
+                    None
+                }
+            },
+        );
+        let mut counter = heap.as_ref().map(|heap| Counter::new(heap, &memory, &present));
+        if let Some(counter) = &mut counter {
+            counter.count_pools(options.budget);
+        }
+
         let stacks = stacks::find(pid, &smaps).into_iter();
         let mut claims: Vec<Claim> = stacks.map(|range| Claim::whole(range, Part::Stacks)).collect();
+        let ranges = heap.iter().flat_map(|heap| heap.arenas.iter().cloned());
+        claims.extend(ranges.map(|range| Claim::whole(range, Part::PythonArenas)));
+        let time = options
+            .budget
+            .map_or(MAX_C_TIME, |budget| budget.as_nanos().try_into().unwrap_or(MAX_C_TIME));
         let target = glibc::Target {
             smaps: &smaps,
             present: &present,
-            memory: &memory,
-            deadline: clock::now().saturating_add(options.budget.as_nanos().try_into().unwrap_or(u64::MAX)),
+            memory: &live,
+            deadline: clock::now().saturating_add(time),
         };
-        let glibc = match glibc::read(&target, &mut claims) {
-            Ok(glibc) => Some(glibc),
+        let mut objects = FxHashMap::default();
+        let mut visit = |block: Block| {
+            let Some(counter) = &mut counter else { return };
+            if block.bytes < LARGE {
+                counter.count_c_block(block.address, block.usable(), block.head);
+            } else if let Some(name) = counter.count_known_block(block.usable(), block.head) {
+                objects.insert(block.address, name.to_vec());
+            }
+        };
+        let glibc = match arenas {
+            Ok(arenas) => Some(glibc::read(&target, &arenas, &mut claims, &mut visit)),
             Err(why) => {
                 notes.push(format!("the C heap is not divided: {why}"));
                 None
             }
         };
+        if let Some(counter) = &mut counter {
+            counter.end_c_unit();
+            counter.set_c_units(1);
+        }
+        let python = counter.map(Counter::finish);
+        let mut account = divide(&smaps, &present, claims);
+        let large = large(glibc.as_ref(), python.as_ref(), &objects);
+        let mut types = Vec::new();
+        if let Some(python) = &python {
+            account.split_arenas([
+                (Part::PythonObjects, python.used.value),
+                (Part::PythonFreeBlocks, python.free_blocks.value),
+                (Part::PythonFreePools, python.free_pools.value),
+            ]);
+            types = type_uses(python, &large);
+            if python.is_truncated {
+                notes.push("there are more types or large buffers than are counted".into());
+            }
+        }
         Ok(Census {
-            account: divide(&smaps, &present, claims),
+            account,
+            python: python.map(|python| Pools {
+                all: python.pools,
+                read: python.read,
+                torn: python.torn,
+                is_full: python.is_full,
+            }),
+            types,
             glibc,
+            large,
             notes,
         })
     }
+}
+
+fn python_heap(
+    memory: &dyn Memory,
+    pid: Pid,
+    runtime: &Runtime,
+    interpreter: &Interpreter,
+) -> std::result::Result<PythonHeap, String> {
+    use crate::process::maps;
+    use crate::process::system::System;
+    let mappings = maps::parse(&LiveSystem.maps(pid).map_err(|e| e.what)?);
+    python::find(memory, &mappings, runtime, interpreter).map_err(|why| why.to_string())
+}
+
+/// The large blocks of the C heap with their owners, the largest first. `objects`: those that are objects.
+fn large(glibc: Option<&Glibc>, python: Option<&PythonCensus>, objects: &FxHashMap<u64, Vec<u8>>) -> Vec<LargeUse> {
+    let blocks = glibc.map_or(&[][..], |glibc| &glibc.large);
+    let owned = python.map_or(&[][..], |python| &python.large);
+    let owner_of = |address: u64, bytes: u64| {
+        if let Some(name) = objects.get(&address) {
+            return Owner::Itself(name.clone());
+        }
+        let first = owned.partition_point(|buffer| buffer.address < address);
+        let buffer = owned.get(first).filter(|buffer| buffer.address - address < bytes);
+        let row = buffer.and_then(|buffer| python?.types.get(buffer.type_index));
+        row.map_or(Owner::Unknown, |row| Owner::Object(row.name.clone()))
+    };
+    let mut large: Vec<LargeUse> = blocks
+        .iter()
+        .map(|block| LargeUse {
+            address: block.address,
+            bytes: block.bytes,
+            is_mapped: block.is_mapped,
+            owner: owner_of(block.address, block.bytes),
+        })
+        .collect();
+    large.sort_by_key(|block| std::cmp::Reverse(block.bytes));
+    large
+}
+
+/// The rows of the types, with the large buffers that their objects own. Those whose owner was not met may be of any type that can
+/// have such buffers, unless everything was read.
+fn type_uses(python: &PythonCensus, large: &[LargeUse]) -> Vec<TypeUse> {
+    let unmet = large.iter().filter(|block| block.owner == Owner::Unknown);
+    let unmet: u64 = if python.is_full {
+        0
+    } else {
+        unmet.map(|block| block.bytes).sum()
+    };
+    let mut owned = vec![0u64; python.types.len()];
+    for buffer in &python.large {
+        if let Some(sum) = owned.get_mut(buffer.type_index) {
+            *sum = sum.saturating_add(buffer.bytes);
+        }
+    }
+    let rows = python.types.iter().zip(owned).map(|(row, owned)| {
+        let mut bytes = row.bytes + Estimate::exact(owned);
+        if row.may_own_large {
+            bytes.high = bytes.high.saturating_add(unmet);
+        }
+        TypeUse {
+            name: row.name.clone(),
+            count: row.count,
+            bytes,
+            is_object: row.is_object,
+        }
+    });
+    let mut rows: Vec<TypeUse> = rows.collect();
+    rows.sort_by(|a, b| b.bytes.value.cmp(&a.bytes.value).then_with(|| a.name.cmp(&b.name)));
+    rows
 }

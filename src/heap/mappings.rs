@@ -221,6 +221,29 @@ pub fn divide(smaps: &Smaps, present: &Present, mut claims: Vec<Claim>) -> Accou
 }
 
 impl Account {
+    /// Divides what Python's arenas have among these parts, in proportion.
+    pub fn split_arenas(&mut self, parts: [(Part, u64); 3]) {
+        let all: u64 = parts.iter().fold(0, |sum, (_, bytes)| sum.saturating_add(*bytes));
+        let Some(arenas) = self.parts.remove(&Part::PythonArenas) else {
+            return;
+        };
+        let mut left = arenas;
+        for (part, bytes) in parts {
+            let bytes = scaled(bytes, arenas, all).min(left);
+            left -= bytes;
+            self.add(part, bytes);
+        }
+        // What rounding leaves, or all of it if nothing is known of the parts.
+        self.add(
+            if all > 0 {
+                Part::PythonObjects
+            } else {
+                Part::PythonArenas
+            },
+            left,
+        );
+    }
+
     fn add(&mut self, part: Part, bytes: u64) {
         if bytes > 0 {
             *self.parts.entry(part).or_default() += bytes;
@@ -361,6 +384,33 @@ mod tests {
                 (Part::Stacks, 40),
             ],
         );
+    }
+
+    #[test]
+    fn arenas_are_split_in_proportion() {
+        let account = |bytes| Account {
+            parts: Amounts::from([(Part::PythonArenas, bytes)]),
+            ..Account::default()
+        };
+        for (bytes, parts, expected) in [
+            (100, [60, 30, 10], [60, 30, 10]),
+            (10, [60, 30, 10], [6, 3, 1]),
+            (11, [1, 1, 1], [5, 3, 3]),
+            (7, [u64::MAX, u64::MAX, 0], [7, 0, 0]),
+        ] {
+            let mut account = account(bytes);
+            let names = [Part::PythonObjects, Part::PythonFreeBlocks, Part::PythonFreePools];
+            account.split_arenas([0, 1, 2].map(|i| (names[i], parts[i])));
+            let got = names.map(|name| account.parts.get(&name).copied().unwrap_or(0));
+            assert_eq!(got, expected, "{bytes} {parts:?}");
+        }
+        let mut account = account(9);
+        account.split_arenas([
+            (Part::PythonObjects, 0),
+            (Part::PythonFreeBlocks, 0),
+            (Part::PythonFreePools, 0),
+        ]);
+        assert_eq!(account.parts, Amounts::from([(Part::PythonArenas, 9)]));
     }
 
     #[test]

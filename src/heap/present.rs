@@ -3,6 +3,7 @@
 
 use std::ops::Range;
 
+use super::python::ResidentPages;
 use crate::error::Result;
 use crate::event::Pid;
 use crate::process::memory::Memory;
@@ -79,6 +80,12 @@ impl Present {
         };
         let first = self.ranges.partition_point(|r| r.end <= avma);
         self.ranges.get(first).is_some_and(|r| r.start <= avma && end <= r.end)
+    }
+}
+
+impl ResidentPages for Present {
+    fn bytes_in(&self, range: Range<u64>) -> u64 {
+        Present::bytes_in(self, range)
     }
 }
 

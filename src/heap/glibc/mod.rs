@@ -17,6 +17,7 @@ use super::present::{Present, PresentMemory};
 use crate::process::memory::Memory;
 use crate::process::smaps::Smaps;
 use crate::sys::clock;
+pub use arena::Arena;
 pub use walk::{Chunks, Segment, Walk};
 
 /// Chunks in use of so many bytes or more are listed one by one.
@@ -33,6 +34,26 @@ pub struct LargeBlock {
     pub bytes: u64,
     /// It has a mapping of its own.
     pub is_mapped: bool,
+}
+
+/// A block in use that a walk has met.
+#[derive(Clone, Copy, Debug)]
+pub struct Block<'a> {
+    /// avma that the program got.
+    pub address: u64,
+    /// Bytes of its chunk.
+    pub bytes: u64,
+    /// It has a mapping of its own.
+    pub is_mapped: bool,
+    /// Its first bytes.
+    pub head: &'a [u8],
+}
+
+impl Block<'_> {
+    /// Bytes that the program may use: not the sizes in its chunk, of which one is the next chunk's where there is one.
+    pub fn usable(&self) -> u64 {
+        self.bytes.saturating_sub(if self.is_mapped { walk::HEADER } else { 8 })
+    }
 }
 
 /// What an arena has, bytes.
@@ -89,60 +110,84 @@ impl Target<'_> {
     }
 }
 
-/// Reads the heap, and adds what its ranges are to `claims`, which has those of others.
+/// Finds the arenas, the main one first.
 ///
 /// # Errors
 /// Why the heap cannot be divided, as text.
-pub fn read(target: &Target, claims: &mut Vec<Claim>) -> Result<Glibc, String> {
+pub fn find(target: &Target) -> Result<Vec<Arena>, String> {
+    arena::find(target)
+}
+
+/// Reads the heap, and adds what its ranges are to `claims`, which has those of others. `visit` gets each block in use.
+pub fn read(target: &Target, arenas: &[Arena], claims: &mut Vec<Claim>, visit: &mut dyn FnMut(Block)) -> Glibc {
     let mut glibc = Glibc::default();
-    for arena in arena::find(target)? {
-        let mut sum = Chunks::default();
-        // Chunks of fastbins look like chunks in use.
-        let quick = arena::quick_free(target, &arena);
-        let mut left = quick;
-        for segment in &arena.segments {
-            let found = Walk::new(target, segment).run(&mut glibc.large);
-            let quick_here = left.min(found.used_resident);
-            left -= quick_here;
-            claims.push(Claim {
-                range: segment.range.clone(),
-                amounts: vec![
-                    (Part::CInUse, found.used_resident - quick_here),
-                    (Part::CFree, found.free_resident + quick_here),
-                    (Part::Unknown, found.lost_resident),
-                ],
+    let mut large = Vec::new();
+    let mut each = |block: Block| {
+        if block.bytes >= LARGE && large.len() < MAX_LARGE {
+            large.push(LargeBlock {
+                address: block.address,
+                bytes: block.bytes,
+                is_mapped: block.is_mapped,
             });
-            sum.add(&found);
         }
-        let free = sum.free.saturating_add(quick);
-        let lost = sum.lost.saturating_add(arena.missing);
-        glibc.arenas.push(ArenaUse {
-            address: arena.address,
-            is_main: arena.is_main,
-            system: arena.system,
-            in_use: arena.system.saturating_sub(free).saturating_sub(lost),
-            free,
-            free_resident: sum.free_resident.saturating_add(quick - left),
-            returnable: sum.returnable,
-            lost,
-        });
+        visit(block);
+    };
+    for arena in arenas {
+        glibc.arenas.push(read_arena(target, arena, claims, &mut each));
     }
     let mut taken: Vec<Range<u64>> = claims.iter().map(|claim| claim.range.clone()).collect();
     taken.sort_unstable_by_key(|range| range.start);
     let (chunks, is_complete) = mapped::find(target, &taken);
+    let mut head = [0; walk::HEAD];
     for range in chunks {
         let bytes = range.end - range.start;
         glibc.mapped = glibc.mapped.saturating_add(bytes);
-        if bytes >= LARGE && glibc.large.len() < MAX_LARGE {
-            glibc.large.push(LargeBlock {
-                address: range.start + walk::HEADER,
-                bytes,
-                is_mapped: true,
-            });
-        }
+        let address = range.start + walk::HEADER;
+        let has_head = target.memory().read(address, &mut head);
+        each(Block {
+            address,
+            bytes,
+            is_mapped: true,
+            head: if has_head { &head } else { &[] },
+        });
         claims.push(Claim::whole(range, Part::CLarge));
     }
-    glibc.is_complete = is_complete && glibc.large.len() < MAX_LARGE;
+    glibc.is_complete = is_complete && large.len() < MAX_LARGE;
+    glibc.large = large;
     glibc.large.sort_unstable();
-    Ok(glibc)
+    glibc
+}
+
+fn read_arena(target: &Target, arena: &Arena, claims: &mut Vec<Claim>, visit: &mut dyn FnMut(Block)) -> ArenaUse {
+    let mut sum = Chunks::default();
+    // Chunks of fastbins look like chunks in use.
+    let mut left = arena::quick_free(target, arena);
+    let mut quick = 0;
+    for segment in &arena.segments {
+        let found = Walk::new(target, segment).run(visit);
+        let quick_here = left.min(found.used_resident);
+        left -= quick_here;
+        quick += quick_here;
+        claims.push(Claim {
+            range: segment.range.clone(),
+            amounts: vec![
+                (Part::CInUse, found.used_resident - quick_here),
+                (Part::CFree, found.free_resident + quick_here),
+                (Part::Unknown, found.lost_resident),
+            ],
+        });
+        sum.add(&found);
+    }
+    let free = sum.free.saturating_add(quick);
+    let lost = sum.lost.saturating_add(arena.missing);
+    ArenaUse {
+        address: arena.address,
+        is_main: arena.is_main,
+        system: arena.system,
+        in_use: arena.system.saturating_sub(free).saturating_sub(lost),
+        free,
+        free_resident: sum.free_resident.saturating_add(quick),
+        returnable: sum.returnable,
+        lost,
+    }
 }

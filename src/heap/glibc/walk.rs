@@ -6,7 +6,7 @@
 
 use std::ops::Range;
 
-use super::{LARGE, LargeBlock, MAX_LARGE, Target};
+use super::{Block, Target};
 use crate::event::PAGE;
 
 /// Bytes before the memory that the program gets: the sizes of the chunk before, if that is free, and of this one.
@@ -31,6 +31,8 @@ const IN_A_ROW: u32 = 8;
 /// How often a walk goes on, and how many bytes it skips each time at most.
 const MAX_RESUMPTIONS: u32 = 64;
 const MAX_SKIP: u64 = 4 << 20;
+/// Bytes of a block that are read with it.
+pub const HEAD: usize = 256;
 /// Chunks between two looks at the clock.
 const TURN: u64 = 1 << 14;
 
@@ -85,6 +87,9 @@ pub struct Walk<'a> {
     next_window: u64,
     /// Pages in memory around the last chunk.
     run: Range<u64>,
+    /// The first bytes of the block whose chunk was read last.
+    head: [u8; HEAD],
+    head_length: usize,
     found: Chunks,
 }
 
@@ -97,12 +102,14 @@ impl<'a> Walk<'a> {
             window_start: 0,
             next_window: MIN_WINDOW,
             run: 0..0,
+            head: [0; HEAD],
+            head_length: 0,
             found: Chunks::default(),
         }
     }
 
-    /// Walks all chunks. Those in use that are large are added to `large`.
-    pub fn run(mut self, large: &mut Vec<LargeBlock>) -> Chunks {
+    /// Walks all chunks. `visit` gets those in use.
+    pub fn run(mut self, visit: &mut dyn FnMut(Block)) -> Chunks {
         let end = self.segment.range.end;
         let (mut at, mut pending) = (self.segment.first, None::<u64>);
         let (mut resumptions, mut steps) = (0, 0u64);
@@ -114,7 +121,7 @@ impl<'a> Walk<'a> {
             let Some((size, flags)) = self.chunk(at) else {
                 if self.is_end(at) {
                     if let Some(before) = pending.take() {
-                        self.count(before..at, true, large);
+                        self.count(before..at, true, visit);
                     }
                     return self.found;
                 }
@@ -133,14 +140,15 @@ impl<'a> Walk<'a> {
                 continue;
             };
             if let Some(before) = pending.replace(at) {
-                self.count(before..at, flags & PREVIOUS_IN_USE != 0, large);
+                self.count(before..at, flags & PREVIOUS_IN_USE != 0, visit);
             }
             if self.segment.top == Some(at) {
-                self.count(at..at + size, false, large);
+                self.count(at..at + size, false, visit);
                 pending = None;
                 at += size;
                 break;
             }
+            self.copy_head(at, size);
             at += size;
         }
         self.lose(pending.unwrap_or(at).min(end)..end);
@@ -188,17 +196,27 @@ impl<'a> Walk<'a> {
 
     /// A word of the heap; `None` if it is not in memory.
     fn word(&mut self, at: u64) -> Option<u64> {
-        let has = |start: u64, length: usize| at.checked_sub(start).is_some_and(|skip| skip + 8 <= length as u64);
-        if !has(self.window_start, self.window.len()) {
+        let bytes = self.bytes(at, 8)?.first_chunk()?;
+        Some(u64::from_le_bytes(*bytes))
+    }
+
+    /// Bytes of the heap from `at` on, as many of `length` as are in memory and in the segment.
+    fn bytes(&mut self, at: u64, length: u64) -> Option<&[u8]> {
+        let end = self.window_start + self.window.len() as u64;
+        let has_all = self.window_start <= at && at.checked_add(length)? <= end;
+        // At the end of what is in memory, the window cannot be larger.
+        let has_rest = (self.window_start..end).contains(&at) && end % PAGE == 0 && !self.target.present.has(end, 1);
+        if !has_all && !has_rest {
             let follows = at.checked_sub(self.window_start) <= Some(self.window.len() as u64 + MIN_WINDOW);
             self.next_window = if follows && !self.window.is_empty() {
                 (self.next_window * 2).min(MAX_WINDOW)
             } else {
                 MIN_WINDOW
             };
-            // The pages that the word is in, and those that follow while they are in memory.
+            // The page that it begins in, and those that follow while they are in memory.
             let start = at - at % PAGE;
             let end = start.saturating_add(self.next_window).min(self.segment.range.end);
+            self.window.clear();
             let present = self.target.present.within(start..end).next()?;
             if present.start > at {
                 return None;
@@ -210,9 +228,22 @@ impl<'a> Walk<'a> {
                 return None;
             }
         }
-        let skip = (at - self.window_start) as usize;
-        let bytes = self.window.get(skip..)?.first_chunk()?;
-        Some(u64::from_le_bytes(*bytes))
+        let skip = at.checked_sub(self.window_start)? as usize;
+        let rest = self.window.get(skip..)?;
+        Some(&rest[..rest.len().min(length as usize)])
+    }
+
+    /// Keeps the first bytes of a block: its chunk is counted when the next one has been read.
+    fn copy_head(&mut self, at: u64, size: u64) {
+        let mut head = self.head;
+        // The last word of a chunk is the next one's.
+        let length = (size - HEADER + 8).min(HEAD as u64);
+        let bytes = self.bytes(at + HEADER, length).unwrap_or_default();
+        let copied = bytes.len();
+        if let Some(to) = head.get_mut(..copied) {
+            to.copy_from_slice(bytes);
+        }
+        (self.head, self.head_length) = (head, copied);
     }
 
     /// The next place from which several chunks in a row make sense.
@@ -259,19 +290,18 @@ impl<'a> Walk<'a> {
         true
     }
 
-    fn count(&mut self, range: Range<u64>, is_used: bool, large: &mut Vec<LargeBlock>) {
+    fn count(&mut self, range: Range<u64>, is_used: bool, visit: &mut dyn FnMut(Block)) {
         let bytes = range.end - range.start;
         let resident = self.resident(&range);
         if is_used {
             self.found.used += bytes;
             self.found.used_resident += resident;
-            if bytes >= LARGE && large.len() < MAX_LARGE {
-                large.push(LargeBlock {
-                    address: range.start + HEADER,
-                    bytes,
-                    is_mapped: false,
-                });
-            }
+            visit(Block {
+                address: range.start + HEADER,
+                bytes,
+                is_mapped: false,
+                head: self.head.get(..self.head_length).unwrap_or_default(),
+            });
             return;
         }
         self.found.free += bytes;

@@ -4,10 +4,12 @@ use serde_json::{Value, json};
 
 use super::Report;
 use crate::cli::output::JSON_VERSION;
+use crate::heap::census::{Owner, Pools, TypeUse};
+use crate::heap::estimate::Estimate;
 use crate::heap::glibc::{ArenaUse, Glibc};
 use crate::heap::mappings::Part;
 
-/// Rows of the lists of files and of anonymous mappings.
+/// Rows of the lists of large blocks, files and anonymous mappings.
 const MAX_ROWS: usize = 1000;
 
 /// The report as JSON. Names are text: what is not UTF-8 in them becomes U+FFFD.
@@ -17,6 +19,20 @@ pub fn json(report: &Report) -> Value {
     let parts = Part::ALL
         .iter()
         .map(|part| json!({"name": part.name(), "bytes": amount(part)}));
+    let large = report.census.large.iter().take(MAX_ROWS).map(|block| {
+        let (relation, owner) = match &block.owner {
+            Owner::Itself(name) => ("itself", Some(name)),
+            Owner::Object(name) => ("object", Some(name)),
+            Owner::Unknown => ("unknown", None),
+        };
+        json!({
+            "address": block.address,
+            "bytes": block.bytes,
+            "is_mapped": block.is_mapped,
+            "owner": relation,
+            "type": owner.map(|name| String::from_utf8_lossy(name)),
+        })
+    });
     let files = account.files.iter().take(MAX_ROWS).map(|file| {
         json!({
             "name": String::from_utf8_lossy(&file.name),
@@ -39,12 +55,34 @@ pub fn json(report: &Report) -> Value {
         "rss_bytes": account.rss,
         "swap_bytes": account.swap,
         "hugetlb_bytes": account.hugetlb,
-        "types": [],
+        "python": report.python,
         "parts": parts.collect::<Vec<_>>(),
+        "pools": report.census.python.as_ref().map(pools),
+        "types": report.census.types.iter().map(row).collect::<Vec<_>>(),
+        "large": large.collect::<Vec<_>>(),
         "glibc": report.census.glibc.as_ref().map(glibc),
         "files": files.collect::<Vec<_>>(),
         "anonymous": anonymous.collect::<Vec<_>>(),
         "notes": report.census.notes,
+    })
+}
+
+fn pools(pools: &Pools) -> Value {
+    json!({
+        "all": pools.all,
+        "read": pools.read,
+        "torn": pools.torn,
+        "is_full": pools.is_full,
+    })
+}
+
+fn row(row: &TypeUse) -> Value {
+    let estimate = |e: &Estimate| json!([e.value, e.low, e.high]);
+    json!({
+        "name": String::from_utf8_lossy(&row.name),
+        "count": estimate(&row.count),
+        "bytes": estimate(&row.bytes),
+        "is_object": row.is_object,
     })
 }
 

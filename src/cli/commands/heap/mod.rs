@@ -15,15 +15,15 @@ use crate::event::Pid;
 use crate::heap::census::{Census, CensusOptions};
 use crate::privileges::credentials::Caps;
 use crate::privileges::phases;
+use crate::session::Inspection;
 use crate::sys::procfs;
-
-/// Time for everything, with `--all`.
-const ALL: Duration = Duration::from_secs(600);
 
 /// A census, and of what.
 struct Report {
     pid: Pid,
     command: String,
+    /// The interpreter as text; empty: there is none.
+    python: String,
     census: Census,
 }
 
@@ -37,16 +37,18 @@ pub fn heap(options: &HeapCommand) -> Result<()> {
     check_readable(pid, "reading the memory of")?;
     phases::restrict_to_setup(Caps::NONE)?;
     let what = CensusOptions {
-        budget: if options.all {
-            ALL
-        } else {
-            Duration::from_secs_f64(options.budget)
-        },
+        budget: (!options.all).then(|| Duration::from_secs_f64(options.budget)),
     };
+    let (inspection, _) = Inspection::open(pid, false)?;
+    let python = inspection.python();
+    let python = python
+        .as_ref()
+        .and_then(|(runtime, interpreter)| Some((&**runtime, interpreter.as_ref()?)));
     let report = Report {
         pid,
         command: procfs::command_line(pid),
-        census: Census::take(pid, &what)?,
+        python: inspection.python_text().unwrap_or_default().into(),
+        census: Census::take(pid, python, &what)?,
     };
     phases::drop_all()?;
     let text = match options.format {

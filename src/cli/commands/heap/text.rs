@@ -1,24 +1,35 @@
 //! A census as text for people.
 
 use std::cmp::Reverse;
+use std::collections::BTreeMap;
 use std::fmt::Write;
 
 use super::Report;
 use crate::cli::output::style::{Color, TerminalStyle};
 use crate::cli::output::table::{self, Cell, Overflow, plain};
 use crate::escape::line;
+use crate::heap::census::{Census, Owner};
+use crate::heap::estimate::Estimate;
 use crate::heap::glibc::{ArenaUse, Glibc};
 use crate::heap::mappings::{Account, Part};
 use crate::profile::values::Unit;
 
 /// Rows of the tables of files and of anonymous mappings.
 const MAX_ROWS: usize = 8;
+/// Rows of the table of types.
+const MAX_TYPES: usize = 20;
 
 /// The report as text; names are escaped for terminals.
 pub fn text(report: &Report, style: &TerminalStyle) -> String {
     let account = &report.census.account;
     let process = style.paint(Color::Bold, &format!("Process {}", report.pid));
     let mut out = format!("{process}: {}\n", line(&report.command));
+    let python = if report.python.is_empty() {
+        "no Python found"
+    } else {
+        &report.python
+    };
+    let _ = writeln!(out, "{}{}", line(python), pools(&report.census));
     let _ = writeln!(
         out,
         "resident {}, swapped out {}, huge pages {}\n",
@@ -27,6 +38,8 @@ pub fn text(report: &Report, style: &TerminalStyle) -> String {
         bytes(account.hugetlb)
     );
     out += &parts(account, style);
+    out += &types(&report.census, style);
+    out += &large(&report.census, style);
     if let Some(glibc) = &report.census.glibc {
         out += &arenas(glibc, style);
     }
@@ -60,6 +73,90 @@ fn parts(account: &Account, style: &TerminalStyle) -> String {
     };
     let rows: Vec<Vec<Cell>> = Part::ALL.iter().filter_map(row).collect();
     table::rows(&[Overflow::Number, Overflow::Number, Overflow::Start], &rows, style)
+}
+
+/// How much of Python's heap was read.
+fn pools(census: &Census) -> String {
+    let Some(pools) = &census.python else {
+        return String::new();
+    };
+    let torn = if pools.torn > 0 {
+        format!("; {} changed while they were read", pools.torn)
+    } else {
+        String::new()
+    };
+    if pools.is_full {
+        format!("; all {} pools were read{torn}", pools.all)
+    } else {
+        format!("; {} of {} pools were read{torn}", pools.read, pools.all)
+    }
+}
+
+fn types(census: &Census, style: &TerminalStyle) -> String {
+    let row = |count: Estimate, amount: Estimate, name: String| {
+        let interval = if amount.is_exact() {
+            String::new()
+        } else {
+            format!("{} to {}", bytes(amount.low), bytes(amount.high))
+        };
+        vec![
+            plain(count.value.to_string()),
+            plain(bytes(amount.value)),
+            plain(interval),
+            plain(name),
+        ]
+    };
+    let shown = census.types.iter().take(MAX_TYPES);
+    let mut rows: Vec<Vec<Cell>> = shown
+        .map(|kind| row(kind.count, kind.bytes, String::from_utf8_lossy(&kind.name).into_owned()))
+        .collect();
+    let others = census.types.get(MAX_TYPES..).unwrap_or_default();
+    if !others.is_empty() {
+        let count = others.iter().map(|kind| kind.count.value).sum();
+        let amount = others.iter().map(|kind| kind.bytes.value).sum();
+        rows.push(row(
+            Estimate::exact(count),
+            Estimate::exact(amount),
+            format!("{} other types", others.len()),
+        ));
+    }
+    let columns = [
+        ("COUNT", Overflow::Number),
+        ("BYTES", Overflow::Number),
+        ("99 % INTERVAL", Overflow::Number),
+        ("TYPE", Overflow::Start),
+    ];
+    section(&columns, &rows, style)
+}
+
+/// Large blocks by what they belong to.
+fn large(census: &Census, style: &TerminalStyle) -> String {
+    let mut groups: BTreeMap<String, (u64, u64)> = BTreeMap::new();
+    let is_full = census.python.is_some_and(|pools| pools.is_full);
+    for block in &census.large {
+        let name = match &block.owner {
+            Owner::Itself(name) => format!("objects of {}", String::from_utf8_lossy(name)),
+            Owner::Object(name) => format!("owned by {}", String::from_utf8_lossy(name)),
+            Owner::Unknown if census.python.is_none() => "blocks of C code".into(),
+            Owner::Unknown if is_full => "owned by no object of Python that is known".into(),
+            Owner::Unknown => "owner not sampled; --all reads everything".into(),
+        };
+        let sums = groups.entry(name).or_default();
+        *sums = (sums.0 + 1, sums.1.saturating_add(block.bytes));
+    }
+    let mut groups: Vec<(String, (u64, u64))> = groups.into_iter().collect();
+    groups.sort_by_key(|(_, (_, amount))| Reverse(*amount));
+    let rows: Vec<Vec<Cell>> = groups
+        .into_iter()
+        .take(MAX_ROWS)
+        .map(|(name, (count, amount))| vec![plain(count.to_string()), plain(bytes(amount)), plain(name)])
+        .collect();
+    let columns = [
+        ("COUNT", Overflow::Number),
+        ("BYTES", Overflow::Number),
+        ("LARGE BLOCKS OF THE C HEAP", Overflow::Start),
+    ];
+    section(&columns, &rows, style)
 }
 
 fn arenas(glibc: &Glibc, style: &TerminalStyle) -> String {

@@ -1,0 +1,204 @@
+//! `heap`: a process of known objects, compared with what it says of itself and with the kernel's own sums.
+//!
+//! Needs root, gcc and CPython; fails with a message where one is missing.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::process::Command;
+
+use serde_json::Value;
+
+use common::{Program, Python, Scratch, nativeprof, newest_python, programs, pythons};
+
+mod common;
+
+fn printed(words: &[&str]) -> String {
+    let done = nativeprof(words).output().expect("nativeprof starts");
+    let said = String::from_utf8_lossy(&done.stderr);
+    assert!(done.status.success(), "{words:?}: {said}");
+    String::from_utf8_lossy(&done.stdout).into_owned()
+}
+
+fn heap(pid: u32, words: &[&str]) -> Value {
+    let pid = pid.to_string();
+    let text = printed(&[&["heap", &pid, "--format", "json"], words].concat());
+    serde_json::from_str(&text).expect("JSON")
+}
+
+fn number(value: &Value) -> u64 {
+    value.as_u64().unwrap_or_else(|| panic!("a number, not {value}"))
+}
+
+/// Bytes by part. They sum to what is resident.
+fn parts(heap: &Value) -> BTreeMap<String, u64> {
+    let rows = heap["parts"].as_array().expect("parts").iter();
+    let parts: BTreeMap<String, u64> = rows
+        .map(|row| (row["name"].as_str().expect("a name").to_string(), number(&row["bytes"])))
+        .collect();
+    assert_eq!(parts.values().sum::<u64>(), number(&heap["rss_bytes"]));
+    parts
+}
+
+/// What the kernel says of a process: its resident memory, the memory of its page tables and its page faults.
+fn kernel_view(pid: u32) -> (u64, String, String) {
+    let read = |name: &str| fs::read(format!("/proc/{pid}/{name}")).expect("it runs");
+    let rollup = read("smaps_rollup");
+    let rollup = String::from_utf8_lossy(&rollup);
+    let rss = rollup.lines().find_map(|line| line.strip_prefix("Rss:")).expect("Rss");
+    let rss = rss.trim().trim_end_matches(" kB").parse::<u64>().expect("a number") * 1024;
+    let status = read("status");
+    let status = String::from_utf8_lossy(&status);
+    let tables = status.lines().find(|line| line.starts_with("VmPTE")).expect("VmPTE");
+    let stat = read("stat");
+    let stat = String::from_utf8_lossy(&stat);
+    let after_name = stat.rsplit_once(") ").expect("a name").1;
+    let faults: Vec<&str> = after_name.split(' ').skip(7).take(4).collect();
+    (rss, tables.to_string(), faults.join(" "))
+}
+
+fn python() -> &'static Python {
+    let wanted = pythons().iter().find(|python| python.name.contains("3.12"));
+    wanted.unwrap_or_else(|| newest_python())
+}
+
+/// Numbers after `kind name` in the program's output.
+fn said(program: &Program, start: &str) -> Option<Vec<u64>> {
+    let line = program.said.iter().find_map(|line| line.strip_prefix(start))?;
+    Some(line.split_whitespace().filter_map(|word| word.parse().ok()).collect())
+}
+
+#[test]
+fn a_known_heap() {
+    let program = Program::start(python().script("heap_objects.py"));
+    let before = kernel_view(program.pid());
+    let full = heap(program.pid(), &["--all"]);
+    let sampled = heap(program.pid(), &["--budget", "1ms"]);
+    assert_eq!(kernel_view(program.pid()), before, "reading changes nothing");
+
+    let amounts = parts(&full);
+    let rss = number(&full["rss_bytes"]);
+    assert!(rss.abs_diff(before.0) * 100 <= rss, "{rss} and {}", before.0);
+    assert!(
+        amounts["unknown"] * 100 <= rss && amounts["python_arenas"] == 0,
+        "{amounts:?}"
+    );
+    for part in [
+        "python_objects",
+        "python_free_blocks",
+        "c_in_use",
+        "c_free",
+        "stacks",
+        "files_private",
+        "files_shared",
+    ] {
+        assert!(amounts[part] > 0, "{part}: {amounts:?}");
+    }
+    // The large block.
+    assert!(amounts["c_large"] >= 9 << 20, "{amounts:?}");
+
+    // mallinfo2(3), which glibc has since 2.33.
+    if let Some(said) = said(&program, "GLIBC ") {
+        let glibc = &full["glibc"];
+        for (key, expected) in [("in_use", said[1]), ("free", said[2])] {
+            let found = number(&glibc[key]);
+            assert!(
+                found.abs_diff(expected) * 50 <= said[0],
+                "{key}: {found}, not {expected}"
+            );
+        }
+        assert_eq!(glibc["arenas"].as_array().map(Vec::len), Some(2), "{glibc:#}");
+        assert_eq!(number(&glibc["not_read"]), 0);
+        assert!(number(&glibc["returnable"]) <= number(&glibc["free_resident"]));
+        assert!(number(&glibc["free_resident"]) <= number(&glibc["free"]));
+    }
+
+    let types = full["types"].as_array().expect("types");
+    let row = |name: &str| {
+        types
+            .iter()
+            .find(|row| row["name"].as_str().is_some_and(|n| n.rsplit('.').next() == Some(name)))
+    };
+    for (name, more) in [("HeapPlain", 0), ("HeapSlots", 0), ("float", 1000), ("bytearray", 1010)] {
+        let row = row(name).unwrap_or_else(|| panic!("no {name}"));
+        let made = said(&program, &format!("COUNT {name} ")).expect("a count")[0];
+        let [value, low, high] = [0, 1, 2].map(|i| number(&row["count"][i]));
+        assert!((made..=made + more).contains(&value), "{name}: {value}, not {made}");
+        assert_eq!((low, high), (value, value), "{name}: everything was read");
+    }
+    assert_eq!(full["pools"]["is_full"], true);
+    let large = full["large"].as_array().expect("large blocks");
+    let mine = large
+        .iter()
+        .find(|block| number(&block["bytes"]) > 9 << 20)
+        .expect("the large block");
+    assert_eq!((&mine["owner"], &mine["type"]), (&"object".into(), &"bytearray".into()));
+
+    parts(&sampled);
+    let ordered =
+        |estimate: &Value| number(&estimate[1]) <= number(&estimate[0]) && number(&estimate[0]) <= number(&estimate[2]);
+    for row in sampled["types"].as_array().expect("types") {
+        assert!(ordered(&row["count"]) && ordered(&row["bytes"]), "{row}");
+    }
+
+    let text = printed(&["heap", &program.pid().to_string()]);
+    for expected in ["HeapPlain", "C heap: free but kept", "Python: free pools", "CPython 3."] {
+        assert!(text.contains(expected), "{expected}: {text}");
+    }
+}
+
+/// A program without Python, of which the C library is linked statically in the second case.
+#[test]
+fn programs_without_python_have_c_parts() {
+    let scratch = Scratch::new();
+    let source = scratch.path("blocks.c");
+    fs::write(
+        &source,
+        "#include <stdio.h>\n#include <stdlib.h>\n#include <string.h>\n#include <unistd.h>\n\
+         int main(void) { static char *p[4000]; for (int i = 0; i < 4000; i++) { p[i] = malloc(5000); memset(p[i], 1, 5000); }\n\
+         for (int i = 0; i < 4000; i += 2) free(p[i]);\n\
+         puts(\"READY\"); fflush(stdout); char c; return read(0, &c, 1) < 0; }\n",
+    )
+    .expect("a file");
+    for linking in [&[][..], &["-static"]] {
+        let program = scratch.path("blocks");
+        programs::compile(&source, &program, linking);
+        let target = Program::start(Command::new(&program));
+        let found = heap(target.pid(), &[]);
+        let amounts = parts(&found);
+        // 2000 chunks of 5008 bytes each, and what surrounds them.
+        for part in ["c_in_use", "c_free"] {
+            assert!(
+                (10_000_000..10_500_000).contains(&amounts[part]),
+                "{linking:?}: {part}: {amounts:?}"
+            );
+        }
+        // Some free chunks have a whole page.
+        assert!(number(&found["glibc"]["returnable"]) > 0);
+        let (pools, types) = (&found["pools"], found["types"].as_array());
+        assert!(pools.is_null() && types.is_some_and(Vec::is_empty));
+        let text = printed(&["heap", &target.pid().to_string()]);
+        assert!(text.contains("no Python found"), "{text}");
+    }
+}
+
+#[test]
+fn refusals_say_why() {
+    for (words, code, parts) in [
+        (&["heap"][..], 2, &["missing argument <PID|NAME>"][..]),
+        (&["heap", "99999999"], 1, &["no process 99999999", "pgrep"]),
+        (
+            &["heap", "1", "--budget", "0"],
+            2,
+            &["SECONDS must be a number above 0"],
+        ),
+        (&["heap", "1", "--budget", "1", "--all"], 2, &["--budget", "--all"]),
+        (&["heap", "1", "--format", "xml"], 2, &["xml", "json"]),
+    ] {
+        let done = nativeprof(words).output().expect("nativeprof starts");
+        let said = String::from_utf8_lossy(&done.stderr);
+        assert_eq!(done.status.code(), Some(code), "{words:?}: {said}");
+        for part in parts {
+            assert!(said.contains(part), "{words:?}: {part}: {said}");
+        }
+    }
+}
