@@ -69,6 +69,7 @@ const UNSAFE_HOOKS: &[&str] = &[
     "lib.rs",
     "native.rs",
     "pymem.rs",
+    "sampling.rs",
     "thread.rs",
     "thunk.rs",
     "wait.rs",

@@ -4,6 +4,7 @@
 //! |---|---|---|
 //! | `malloc`, `calloc`, `realloc`, `free`, `posix_memalign`, ... of the C library | address slots of all loaded modules | `got.rs`, `native.rs` |
 //! | Python's allocator domains raw, mem and obj | `PyMem_SetAllocator` | `pymem.rs` |
+//! | samples of both, by bytes, with the ends of sampled blocks | a countdown in each thread | `sampling.rs` |
 //! | `epoll_wait`, `poll`, `select` and their variants | as the C library's allocator | `wait.rs` |
 //!
 //! A [`Handler`] says what is to be done at a call, a [`HookSet`] which calls it wants. The first [`install`] puts the hooks
@@ -34,6 +35,8 @@
 //! # Ok::<(), Refusal>(())
 //! ```
 //!
+//! A [`BlockSampler`] gets some blocks only, at a small part of the cost, see [`sample`].
+//!
 //! **Refused** ([`Refusal`]): more handlers than [`MAX_HANDLERS`], Python's domains where no Python runs, and a process in
 //! which the hooks cannot stay loaded.
 //!
@@ -57,6 +60,7 @@ mod elf;
 mod got;
 mod native;
 mod pymem;
+mod sampling;
 mod thread;
 mod thunk;
 mod wait;
@@ -67,6 +71,7 @@ use std::sync::atomic::{AtomicI64, AtomicPtr, AtomicU32, AtomicU64, Ordering, co
 use std::time::{Duration, Instant};
 
 pub use got::{Slot, slots};
+pub use sampling::{BlockSampler, DEFAULT_MEAN, SampledBlock, Sampling, sample, set_mean};
 pub use thread::Cache;
 
 /// A block of memory, or the context of an allocator.
@@ -322,6 +327,8 @@ pub struct Installed {
 pub enum Refusal {
     /// [`MAX_HANDLERS`] are installed.
     TooManyHandlers,
+    /// A [`BlockSampler`] is in place.
+    AlreadySampling,
     /// Python's domains are wanted, but its functions are not exported in this process.
     NoPythonAllocator,
     /// Python's domains are wanted, but Python is not yet initialized, or no longer: its start would undo the hooks.
@@ -345,6 +352,7 @@ impl fmt::Display for Refusal {
                     "{MAX_HANDLERS} profilers with hooks are already running; stop one first"
                 )
             }
+            Refusal::AlreadySampling => f.write_str("allocations are already being sampled; stop that first"),
             Refusal::NoPythonAllocator => {
                 f.write_str("this interpreter does not export PyMem_SetAllocator: its allocations cannot be recorded")
             }
@@ -408,12 +416,17 @@ pub fn install(handler: Arc<dyn Handler>, wanted: HookSet) -> Result<Installed, 
     Ok(installed)
 }
 
+/// Whether somebody wants Python's domains.
+fn wants_python() -> bool {
+    MASKS.python.load(Ordering::SeqCst) != 0 || sampling::wants_python()
+}
+
 /// Groups of entry points that a handler wants.
 fn groups() -> got::HookGroups {
     // What Python's allocators pass on must be known to be theirs, so its own calls are seen with either.
     let python = MASKS.python.load(Ordering::SeqCst);
     got::HookGroups {
-        allocators: MASKS.native.load(Ordering::SeqCst) | python != 0,
+        allocators: MASKS.native.load(Ordering::SeqCst) | python != 0 || sampling::is_active(),
         waits: MASKS.waits.load(Ordering::SeqCst) != 0,
     }
 }
@@ -446,7 +459,7 @@ impl Installed {
         }
         got::update(groups());
         if let Some(attached) = &attached {
-            pymem::update(attached, MASKS.python.load(Ordering::SeqCst) != 0);
+            pymem::update(attached, wants_python());
         }
         let is_quiet = wait_for_handlers();
         let handler = HANDLERS[self.ticket.index as usize].load(Ordering::Acquire);
@@ -546,6 +559,7 @@ extern "C" fn in_child() {
     for handler in &HANDLERS {
         handler.store(std::ptr::null_mut(), Ordering::SeqCst);
     }
+    sampling::forget();
     for shard in &INSIDE {
         shard.0.store(0, Ordering::SeqCst);
     }

@@ -5,7 +5,7 @@ use std::ffi::{c_int, c_void};
 use std::sync::atomic::Ordering;
 
 use crate::got::{self, Which};
-use crate::{Allocation, AllocatorCall, Domain, MASKS, Pointer, clock, count_skipped, notify, thread};
+use crate::{Allocation, AllocatorCall, Domain, MASKS, Pointer, clock, count_skipped, notify, sampling, thread};
 
 /// Calls `real` as the outermost entry point, and says whether it was: what it calls in turn is part of it, and what
 /// Python's allocators call is reported as theirs.
@@ -56,14 +56,16 @@ fn report(kind: AllocatorCall, address: usize, size: usize, old_address: usize, 
 /// A function that gives a block, or null.
 #[inline(always)]
 fn gives(kind: AllocatorCall, size: usize, real: impl FnOnce() -> Pointer) -> Pointer {
-    if is_idle() {
-        return real();
-    }
-    let (block, is_outermost) = outermost(real);
-    if is_outermost && !block.is_null() {
-        report(kind, block as usize, size, 0, 0);
-    }
-    block
+    sampling::gives(size, || {
+        if is_idle() {
+            return real();
+        }
+        let (block, is_outermost) = outermost(real);
+        if is_outermost && !block.is_null() {
+            report(kind, block as usize, size, 0, 0);
+        }
+        block
+    })
 }
 
 macro_rules! real {
@@ -129,16 +131,14 @@ pub unsafe extern "C" fn pvalloc(size: usize) -> Pointer {
 /// As `posix_memalign`.
 pub unsafe extern "C" fn posix_memalign(place: *mut Pointer, alignment: usize, size: usize) -> c_int {
     let real = real!(PosixMemalign, fn(*mut Pointer, usize, usize) -> c_int);
-    if is_idle() {
-        // SAFETY: as above.
-        return unsafe { real(place, alignment, size) };
-    }
-    // SAFETY: as above.
-    let (error, is_outermost) = outermost(|| unsafe { real(place, alignment, size) });
-    if is_outermost && error == 0 {
-        // SAFETY: it succeeded, so it has written the block's address there.
-        report(AllocatorCall::Malloc, unsafe { *place } as usize, size, 0, 0);
-    }
+    let mut error = 0;
+    gives(AllocatorCall::Malloc, size, || {
+        // SAFETY: as above; if it succeeds, it has written the block's address there.
+        unsafe {
+            error = real(place, alignment, size);
+            if error == 0 { *place } else { std::ptr::null_mut() }
+        }
+    });
     error
 }
 
@@ -168,13 +168,14 @@ fn moves(old: Pointer, size: usize, real: impl FnOnce() -> Pointer) -> Pointer {
 pub unsafe extern "C" fn realloc(old: Pointer, size: usize) -> Pointer {
     let real = real!(Realloc, fn(Pointer, usize) -> Pointer);
     // SAFETY: as above.
-    moves(old, size, || unsafe { real(old, size) })
+    sampling::moves(old, size, || moves(old, size, || unsafe { real(old, size) }))
 }
 
 /// # Safety
 /// As `reallocarray`.
 pub unsafe extern "C" fn reallocarray(old: Pointer, count: usize, each: usize) -> Pointer {
     let real = real!(Reallocarray, fn(Pointer, usize, usize) -> Pointer);
+    // It is sampled as the `realloc` that it calls (malloc/reallocarray.c of glibc 2.36).
     // SAFETY: as above.
     moves(old, count.saturating_mul(each), || unsafe { real(old, count, each) })
 }
@@ -183,6 +184,7 @@ pub unsafe extern "C" fn reallocarray(old: Pointer, count: usize, each: usize) -
 /// As `free`.
 pub unsafe extern "C" fn free(block: Pointer) {
     let real = real!(Free, fn(Pointer));
+    sampling::ends(block);
     if !is_idle() && !block.is_null() {
         let thread = thread::current();
         // SAFETY: this thread's own words.

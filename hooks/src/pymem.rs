@@ -9,7 +9,7 @@ use std::ffi::{CStr, c_int, c_void};
 use std::marker::PhantomData;
 use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 
-use crate::{Allocation, AllocatorCall, Domain, MASKS, Pointer, Refusal, clock, notify, thread};
+use crate::{Allocation, AllocatorCall, Domain, MASKS, Pointer, Refusal, clock, notify, sampling, thread};
 
 /// `PyMemAllocatorEx` of `Include/cpython/pymem.h`, CPython 3.5 to 3.15.
 #[repr(C)]
@@ -30,6 +30,9 @@ static SET: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
 /// Links that one domain can have: one more for each time that another tool was above and still is.
 const MAX_LINKS: usize = 16;
 const DOMAINS: usize = 3;
+/// Index of the raw domain and of that of objects.
+const RAW: usize = 0;
+const OBJECTS: usize = 2;
 
 /// The allocators that our links are before. An entry is written before its link is in the chain and never again.
 struct NextAllocators([[UnsafeCell<Option<Allocator>>; MAX_LINKS]; DOMAINS]);
@@ -117,12 +120,43 @@ pub fn update(_: &Attached, wanted: bool) -> bool {
     first && second && third
 }
 
+/// The largest block that Python's allocator of objects takes from memory of its own: larger ones are requested of the C
+/// library. 0: all are; `usize::MAX`: none are, as in free-threaded builds. Tried out, so that it holds for every version,
+/// build and `PYTHONMALLOC`. The hooks on the C library are in place.
+pub fn own_limit(_: &Attached) -> usize {
+    /// pymalloc's limit is 512, less what debug builds add to a block (Objects/obmalloc.c, CPython 3.8 to 3.15).
+    const SIZES: std::ops::RangeInclusive<usize> = 32..=64;
+    const STEP: usize = 8;
+    const LARGE: usize = 1 << 20;
+    let Some(objects) = get(OBJECTS) else { return 0 };
+    // Another tool's hook may request memory for itself now and then.
+    let is_own = |size: usize| {
+        (0..4).any(|_| {
+            sampling::bytes_counted(|| {
+                // SAFETY: the allocator's own functions and context; the lock of the interpreter is held.
+                unsafe {
+                    let block = (objects.malloc)(objects.context, size);
+                    (objects.free)(objects.context, block);
+                }
+            }) < size as u64
+        })
+    };
+    if is_own(LARGE) {
+        return usize::MAX;
+    }
+    SIZES
+        .rev()
+        .map(|step| step * STEP)
+        .find(|size| is_own(*size))
+        .unwrap_or(0)
+}
+
 fn update_domain<const D: usize>(wanted: bool) -> bool {
     let Some(now) = get(D) else { return false };
     let is_ours = now.malloc as usize == malloc::<D> as *const () as usize;
     if is_ours && !wanted {
         if let Some(below) = below::<D>(now.context) {
-            set(D, below);
+            set(D, *below);
         }
     } else if wanted && !is_ours {
         let Some(link) = link::<D>(now) else { return false };
@@ -137,7 +171,7 @@ fn link<const D: usize>(before: Allocator) -> Option<Allocator> {
     let used = USED[D].load(Ordering::Acquire);
     // An entry in use is not changed: a thread without the interpreter's lock may be in it. But one that leads to the same
     // allocator will do.
-    let index = (0..used).find(|i| entry(D, *i).is_some_and(|known| is_same(&known, &before)));
+    let index = (0..used).find(|i| entry(D, *i).is_some_and(|known| is_same(known, &before)));
     let index = match index {
         Some(index) => index,
         None if used < MAX_LINKS => {
@@ -172,15 +206,15 @@ fn is_same(a: &Allocator, b: &Allocator) -> bool {
 
 /// An entry in use.
 #[inline(always)]
-fn entry(domain: usize, index: usize) -> Option<Allocator> {
+fn entry(domain: usize, index: usize) -> Option<&'static Allocator> {
     // SAFETY: written once, before the index was in use.
-    unsafe { *BELOW.0[domain][index].get() }
+    unsafe { (*BELOW.0[domain][index].get()).as_ref() }
 }
 
 /// The allocator below the link with this context. Python replaces an allocator word by word, so that another thread
 /// may call our function with the context of the one before: then the first will do, which every chain ends in.
 #[inline(always)]
-fn below<const D: usize>(context: Pointer) -> Option<Allocator> {
+fn below<const D: usize>(context: Pointer) -> Option<&'static Allocator> {
     let first = BELOW.0[D][0].get() as usize;
     let index = (context as usize).wrapping_sub(first) / size_of::<UnsafeCell<Option<Allocator>>>();
     if index < USED[D].load(Ordering::Acquire) {
@@ -232,20 +266,34 @@ fn allocation(kind: AllocatorCall, address: Pointer, size: usize, has_reached_na
     }
 }
 
+/// A function that gives a block, or null.
+#[inline(always)]
+fn gives<const D: usize>(kind: AllocatorCall, size: usize, real: impl FnOnce() -> Pointer) -> Pointer {
+    let call = || {
+        if is_idle() {
+            return real();
+        }
+        let (block, reached) = outermost(real);
+        if let (Some(reached), false) = (reached, block.is_null()) {
+            report::<D>(allocation(kind, block, size, reached));
+        }
+        block
+    };
+    // What the raw domain requests is the C library's.
+    if D != RAW && size <= sampling::python_limit() {
+        sampling::gives(size, call)
+    } else {
+        call()
+    }
+}
+
 unsafe extern "C" fn malloc<const D: usize>(context: Pointer, size: usize) -> Pointer {
     let Some(below) = below::<D>(context) else {
         return std::ptr::null_mut();
     };
     // SAFETY: the allocator that was there before ours, its own context and the caller's arguments; so below.
     let real = || unsafe { (below.malloc)(below.context, size) };
-    if is_idle() {
-        return real();
-    }
-    let (block, reached) = outermost(real);
-    if let (Some(reached), false) = (reached, block.is_null()) {
-        report::<D>(allocation(AllocatorCall::Malloc, block, size, reached));
-    }
-    block
+    gives::<D>(AllocatorCall::Malloc, size, real)
 }
 
 unsafe extern "C" fn calloc<const D: usize>(context: Pointer, count: usize, each: usize) -> Pointer {
@@ -254,19 +302,7 @@ unsafe extern "C" fn calloc<const D: usize>(context: Pointer, count: usize, each
     };
     // SAFETY: as above.
     let real = || unsafe { (below.calloc)(below.context, count, each) };
-    if is_idle() {
-        return real();
-    }
-    let (block, reached) = outermost(real);
-    if let (Some(reached), false) = (reached, block.is_null()) {
-        report::<D>(allocation(
-            AllocatorCall::Calloc,
-            block,
-            count.saturating_mul(each),
-            reached,
-        ));
-    }
-    block
+    gives::<D>(AllocatorCall::Calloc, count.saturating_mul(each), real)
 }
 
 unsafe extern "C" fn realloc<const D: usize>(context: Pointer, old: Pointer, size: usize) -> Pointer {
@@ -275,6 +311,16 @@ unsafe extern "C" fn realloc<const D: usize>(context: Pointer, old: Pointer, siz
     };
     // SAFETY: as above.
     let real = || unsafe { (below.realloc)(below.context, old, size) };
+    if D == RAW {
+        moves::<D>(old, size, real)
+    } else {
+        sampling::moves_in_python(old, size, || moves::<D>(old, size, real))
+    }
+}
+
+/// A function that gives a block in the place of another one.
+#[inline(always)]
+fn moves<const D: usize>(old: Pointer, size: usize, real: impl FnOnce() -> Pointer) -> Pointer {
     if is_idle() {
         return real();
     }
@@ -299,6 +345,9 @@ unsafe extern "C" fn free<const D: usize>(context: Pointer, block: Pointer) {
     let Some(below) = below::<D>(context) else { return };
     // SAFETY: as above.
     let real = || unsafe { (below.free)(below.context, block) };
+    if D != RAW {
+        sampling::ends(block);
+    }
     if is_idle() || block.is_null() {
         return real();
     }

@@ -31,6 +31,12 @@ pub const SILENT: u32 = 2;
 /// Zero at the thread's birth.
 #[repr(C)]
 pub struct HookThread {
+    /// Bytes that may still be allocated until a block is sampled.
+    pub left: u64,
+    /// Mean of the distance that `left` was drawn with, bytes; 0: none was drawn yet.
+    pub mean: u64,
+    /// State of the random numbers.
+    pub random: u64,
     /// Not zero: what this thread, or a signal handler that interrupts it, allocates is not reported.
     pub is_busy: u32,
     /// An entry point of the C library's allocator is being called: others that it calls in turn are part of it.
@@ -65,6 +71,9 @@ pub fn current() -> *mut HookThread {
     thread_local! {
         static THREAD: UnsafeCell<HookThread> = const {
             UnsafeCell::new(HookThread {
+                left: 0,
+                mean: 0,
+                random: 0,
                 is_busy: 0,
                 is_in_native: 0,
                 is_in_python: 0,

@@ -1,0 +1,473 @@
+//! Sampling of allocations by their bytes: the lean path, beside that of the handlers.
+//!
+//! Each thread counts down the bytes that it allocates, from a distance that is drawn from an exponential distribution. The
+//! block in which the distance ends is sampled, so a block of `size` bytes with the probability `1 - exp(-size / mean)`,
+//! whatever was allocated before it. Where no block is sampled, an allocation costs a subtraction from a word of the thread,
+//! and a free the load of one byte: of a table of counts by the hash of the address, which is zero unless a sampled block
+//! may lie there.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicPtr, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering, compiler_fence};
+use std::time::SystemTime;
+
+use crate::{FORKS, INSIDE, Pointer, Refusal, SHARDS, got, pymem, thread};
+
+/// A block that was sampled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SampledBlock {
+    /// Bytes requested.
+    pub size: usize,
+    /// Mean distance of samples that it was drawn with, bytes.
+    pub mean: u64,
+}
+
+/// A receiver of sampled blocks. The hooks call it on the thread that made the call, perhaps in a signal handler. It must
+/// not wait, panic, or touch Python objects, and what it allocates is not sampled.
+pub trait BlockSampler: Send + Sync {
+    /// Takes a block, and gives it a number by which [`BlockSampler::on_end`] knows it; `None`: its end is not wanted.
+    fn on_block(&self, block: SampledBlock) -> Option<u32>;
+
+    /// The block with this number is freed, or has become another one by `realloc`.
+    fn on_end(&self, number: u32);
+
+    /// There are too many sampled blocks: the end of the one with this number will not be reported.
+    fn on_overflow(&self, number: u32);
+}
+
+/// Mean distance between samples where nobody has set another, bytes.
+pub const DEFAULT_MEAN: u64 = 512 << 10;
+
+static SAMPLER: AtomicPtr<Arc<dyn BlockSampler>> = AtomicPtr::new(std::ptr::null_mut());
+static MEAN: AtomicU64 = AtomicU64::new(DEFAULT_MEAN);
+/// Makes the random numbers of one run different from those of another.
+static START: AtomicU64 = AtomicU64::new(0);
+/// The largest block that is counted as Python's.
+static PYTHON_LIMIT: AtomicUsize = AtomicUsize::new(0);
+
+/// Bits of the hash of an address.
+const HASH_BITS: u32 = 16;
+/// Buckets of the table of sampled blocks, and blocks in a bucket: a cache line.
+const BUCKETS: usize = 1 << 14;
+const BUCKET: usize = 8;
+/// Words of a bucket that hold no address.
+const EMPTY: usize = 0;
+const TAKEN: usize = 1;
+/// A count that has been reached stays: how many more there were is not known.
+const MOST: u8 = u8::MAX;
+
+/// Sampled blocks by the hash of their address.
+static COUNTS: [AtomicU8; 1 << HASH_BITS] = [const { AtomicU8::new(0) }; 1 << HASH_BITS];
+
+#[repr(align(64))]
+struct Bucket {
+    addresses: [AtomicUsize; BUCKET],
+    numbers: [AtomicU32; BUCKET],
+}
+
+static BLOCKS: [Bucket; BUCKETS] = [const {
+    Bucket {
+        addresses: [const { AtomicUsize::new(EMPTY) }; BUCKET],
+        numbers: [const { AtomicU32::new(0) }; BUCKET],
+    }
+}; BUCKETS];
+
+/// Fibonacci hashing; blocks are aligned to 16 bytes.
+#[inline(always)]
+fn hash(block: Pointer) -> usize {
+    (((block as usize >> 4) as u32).wrapping_mul(0x9e37_79b1) >> (32 - HASH_BITS)) as usize
+}
+
+#[inline(always)]
+fn bucket(hash: usize) -> &'static Bucket {
+    &BLOCKS[hash % BUCKETS]
+}
+
+/// Adds a block that nobody else knows yet; false if there is no room.
+fn insert(block: Pointer, number: u32) -> bool {
+    let hash = hash(block);
+    let Bucket { addresses, numbers } = bucket(hash);
+    for (address, place) in addresses.iter().zip(numbers) {
+        let claimed = address.compare_exchange(EMPTY, TAKEN, Ordering::Acquire, Ordering::Relaxed);
+        if claimed.is_ok() {
+            place.store(number, Ordering::Relaxed);
+            // Whoever frees the block gets its address from this thread, and with it these stores.
+            address.store(block as usize, Ordering::Release);
+            let more = |count: u8| count.checked_add(1);
+            let _ = COUNTS[hash].fetch_update(Ordering::Relaxed, Ordering::Relaxed, more);
+            return true;
+        }
+    }
+    false
+}
+
+/// Takes a block out that is about to be freed; its number if it was sampled.
+fn take(block: Pointer) -> Option<u32> {
+    if (block as usize) <= TAKEN || !is_suspect(block) {
+        return None;
+    }
+    let hash = hash(block);
+    let Bucket { addresses, numbers } = bucket(hash);
+    let at = addresses
+        .iter()
+        .position(|address| address.load(Ordering::Acquire) == block as usize)?;
+    let number = numbers[at].load(Ordering::Relaxed);
+    // It may have been freed twice, or the table been cleared.
+    let taken = addresses[at].compare_exchange(block as usize, TAKEN, Ordering::Acquire, Ordering::Relaxed);
+    taken.ok()?;
+    addresses[at].store(EMPTY, Ordering::Release);
+    let less = |count: u8| if count == MOST { None } else { count.checked_sub(1) };
+    let _ = COUNTS[hash].fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
+    Some(number)
+}
+
+fn forget_all() {
+    for bucket in &BLOCKS {
+        for address in &bucket.addresses {
+            if address.load(Ordering::Relaxed) != EMPTY {
+                address.store(EMPTY, Ordering::Relaxed);
+            }
+        }
+    }
+    for count in &COUNTS {
+        if count.load(Ordering::Relaxed) != 0 {
+            count.store(0, Ordering::Relaxed);
+        }
+    }
+}
+
+/// Counts so many bytes; true if the distance has ended in them.
+#[inline(always)]
+fn count(size: usize) -> bool {
+    let thread = thread::current();
+    // SAFETY: this thread's own words, here and below.
+    match unsafe { (*thread).left }.checked_sub(size as u64) {
+        Some(left) => {
+            // SAFETY: as above.
+            unsafe { (*thread).left = left };
+            false
+        }
+        None => true,
+    }
+}
+
+/// A function that gives a block of this size, or null.
+#[inline(always)]
+pub fn gives(size: usize, call: impl FnOnce() -> Pointer) -> Pointer {
+    if count(size) { gives_sampled(size, call) } else { call() }
+}
+
+#[cold]
+#[inline(never)]
+fn gives_sampled(size: usize, call: impl FnOnce() -> Pointer) -> Pointer {
+    let sampled = draw(size);
+    let block = call();
+    if let Some(sampled) = sampled {
+        report(block, sampled);
+    }
+    block
+}
+
+/// A function that gives a block in the place of another one: a new block, and the end of the old one.
+#[inline(always)]
+pub fn moves(old: Pointer, size: usize, call: impl FnOnce() -> Pointer) -> Pointer {
+    let is_due = count(size);
+    if is_due || is_suspect(old) {
+        moves_sampled(old, size, is_due, call)
+    } else {
+        call()
+    }
+}
+
+#[cold]
+#[inline(never)]
+fn moves_sampled(old: Pointer, size: usize, is_due: bool, call: impl FnOnce() -> Pointer) -> Pointer {
+    let sampled = if is_due { draw(size) } else { None };
+    let block = moves_suspect(old, size, call);
+    if let Some(sampled) = sampled {
+        report(block, sampled);
+    }
+    block
+}
+
+/// Calls a function that gives a block in the place of another one, and reports the end of the old one.
+fn moves_suspect(old: Pointer, size: usize, call: impl FnOnce() -> Pointer) -> Pointer {
+    // Before the call: another thread may be given the address before it returns.
+    let number = take(old);
+    let block = call();
+    if let Some(number) = number {
+        // Nothing has changed if it failed; null for a size of 0 means that the old block is gone.
+        if block.is_null() && size != 0 {
+            keep(old, number);
+        } else {
+            with_sampler(|sampler| sampler.on_end(number));
+        }
+    }
+    block
+}
+
+/// The same in a domain of Python, which may pass the call on to the C library.
+#[inline(always)]
+pub fn moves_in_python(old: Pointer, size: usize, call: impl FnOnce() -> Pointer) -> Pointer {
+    let is_small = size <= python_limit();
+    if old.is_null() && is_small {
+        return gives(size, call);
+    }
+    let before = left();
+    let block = if is_suspect(old) {
+        moves_suspect(old, size, call)
+    } else {
+        call()
+    };
+    // A block of the C library stays there, however small it becomes: then its bytes have been counted already.
+    if is_small && left() == before && count(size) {
+        let sampled = draw(size);
+        if let Some(sampled) = sampled {
+            report(block, sampled);
+        }
+    }
+    block
+}
+
+/// A block is about to be freed.
+#[inline(always)]
+pub fn ends(block: Pointer) {
+    if is_suspect(block) {
+        ends_suspect(block);
+    }
+}
+
+#[inline(always)]
+fn is_suspect(block: Pointer) -> bool {
+    COUNTS[hash(block)].load(Ordering::Relaxed) != 0
+}
+
+#[cold]
+#[inline(never)]
+fn ends_suspect(block: Pointer) {
+    if let Some(number) = take(block) {
+        with_sampler(|sampler| sampler.on_end(number));
+    }
+}
+
+/// The largest block that is counted as Python's.
+#[inline(always)]
+pub fn python_limit() -> usize {
+    PYTHON_LIMIT.load(Ordering::Relaxed)
+}
+
+/// Bytes that this thread may still allocate until a block is sampled.
+#[inline(always)]
+fn left() -> u64 {
+    // SAFETY: this thread's own words.
+    unsafe { (*thread::current()).left }
+}
+
+/// Bytes that are counted on this thread while `call` runs; no block is sampled.
+pub fn bytes_counted(call: impl FnOnce()) -> u64 {
+    const PLENTY: u64 = 1 << 48;
+    let thread = thread::current();
+    // SAFETY: this thread's own words, here and below.
+    let was = unsafe { std::mem::replace(&mut (*thread).left, PLENTY) };
+    compiler_fence(Ordering::SeqCst);
+    call();
+    compiler_fence(Ordering::SeqCst);
+    // SAFETY: as above.
+    PLENTY.saturating_sub(unsafe { std::mem::replace(&mut (*thread).left, was) })
+}
+
+/// The distance has ended in a block of this size: draws the next one. `None`: the block is not sampled.
+fn draw(size: usize) -> Option<SampledBlock> {
+    let thread = thread::current();
+    // SAFETY: this thread's own words.
+    unsafe {
+        let next = MEAN.load(Ordering::Relaxed);
+        if (*thread).mean == 0 {
+            (*thread).mean = next;
+            (*thread).left = distance(thread, next);
+            if !count(size) {
+                return None;
+            }
+        }
+        let mean = std::mem::replace(&mut (*thread).mean, next);
+        (*thread).left = distance(thread, next);
+        let is_wanted = (*thread).is_busy == 0 && !SAMPLER.load(Ordering::Relaxed).is_null();
+        is_wanted.then_some(SampledBlock { size, mean })
+    }
+}
+
+/// A random distance, in whole bytes: a block ends it if it is larger.
+///
+/// # Safety
+/// The thread's own words.
+unsafe fn distance(thread: *mut thread::HookThread, mean: u64) -> u64 {
+    /// Threads of the process so far. A new thread may have the address of one that has ended.
+    static SEEDS: AtomicU64 = AtomicU64::new(0);
+    // SplitMix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators, 2014).
+    const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
+    let mixed = |state: u64| {
+        let z = (state ^ state >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ z >> 31
+    };
+    // SAFETY: as the caller promises.
+    let random = unsafe { &mut (*thread).random };
+    if *random == 0 {
+        *random = mixed(SEEDS.fetch_add(STEP, Ordering::Relaxed) ^ START.load(Ordering::Relaxed)) | 1;
+    }
+    *random = random.wrapping_add(STEP);
+    // In (0, 1].
+    let uniform = ((mixed(*random) >> 11) + 1) as f64 / (1u64 << 53) as f64;
+    (-uniform.ln() * mean as f64) as u64
+}
+
+/// Reports a sampled block, and has its end known.
+fn report(block: Pointer, sampled: SampledBlock) {
+    if block.is_null() {
+        return;
+    }
+    let thread = thread::current();
+    // SAFETY: this thread's own words, and its errno.
+    unsafe {
+        if (*thread).is_busy != 0 {
+            return;
+        }
+        (*thread).is_busy = thread::IN_HANDLER;
+        compiler_fence(Ordering::SeqCst);
+        let errno = libc::__errno_location();
+        let saved = *errno;
+        with_sampler(|sampler| {
+            if let Some(number) = sampler.on_block(sampled) {
+                keep(block, number);
+            }
+        });
+        *errno = saved;
+        compiler_fence(Ordering::SeqCst);
+        (*thread).is_busy = 0;
+    }
+}
+
+/// Has the end of a block known that is the caller's.
+fn keep(block: Pointer, number: u32) {
+    if !insert(block, number) {
+        with_sampler(|sampler| sampler.on_overflow(number));
+    }
+}
+
+/// Calls `call` with the sampler, if there is one.
+fn with_sampler(call: impl FnOnce(&dyn BlockSampler)) {
+    // As in `notify`.
+    let shard = &INSIDE[(thread::current() as usize >> 12) % SHARDS].0;
+    shard.fetch_add(1, Ordering::SeqCst);
+    // SAFETY: null, or made by `sample`; it is freed when no thread is inside that may have seen it.
+    if let Some(sampler) = unsafe { SAMPLER.load(Ordering::SeqCst).as_ref() } {
+        call(&**sampler);
+    }
+    shard.fetch_sub(1, Ordering::Release);
+}
+
+/// A sampler that is in place. Dropping it removes it.
+pub struct Sampling {
+    forks: u64,
+    has_python: bool,
+    is_removed: bool,
+}
+
+/// Whether a sampler is in place.
+pub fn is_active() -> bool {
+    !SAMPLER.load(Ordering::SeqCst).is_null()
+}
+
+/// Samples what is allocated from now on, on average once in `mean` bytes: of the C library's allocator and, with `python`, of
+/// Python's domains for buffers and objects. What those request of the C library is sampled there.
+///
+/// If Python's domains are wanted it takes the interpreter's lock, unless the calling thread has it. So does
+/// [`Sampling::remove`] then.
+///
+/// # Errors
+/// The reason why it is refused.
+pub fn sample(sampler: Arc<dyn BlockSampler>, mean: u64, python: bool) -> Result<Sampling, Refusal> {
+    crate::prepare()?;
+    let attached = if python { Some(pymem::attach()?) } else { None };
+    let held = got::lock();
+    if is_active() {
+        return Err(Refusal::AlreadySampling);
+    }
+    forget_all();
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+    START.store(now.map_or(0, |time| time.as_nanos() as u64), Ordering::Relaxed);
+    MEAN.store(mean.max(1), Ordering::Relaxed);
+    SAMPLER.store(Box::into_raw(Box::new(sampler)), Ordering::SeqCst);
+    let mut sampling = Sampling {
+        forks: FORKS.load(Ordering::Relaxed),
+        has_python: false,
+        is_removed: false,
+    };
+    got::update(crate::groups());
+    if let Some(attached) = &attached {
+        let limit = pymem::own_limit(attached);
+        PYTHON_LIMIT.store(limit, Ordering::Relaxed);
+        sampling.has_python = limit > 0;
+        if limit > 0 && !pymem::update(attached, true) {
+            // Removing it takes the lock.
+            drop(held);
+            drop(sampling);
+            return Err(Refusal::TooManyLinks);
+        }
+    }
+    Ok(sampling)
+}
+
+/// Whether Python's domains are to be hooked.
+pub fn wants_python() -> bool {
+    python_limit() > 0
+}
+
+impl Sampling {
+    /// Whether it was installed in this process, not in one that this was forked from.
+    pub fn is_current(&self) -> bool {
+        !self.is_removed && self.forks == FORKS.load(Ordering::Relaxed)
+    }
+
+    /// Takes the sampler away; after it has returned the sampler is not running on any thread, and never will. The flag is
+    /// false if a thread was stuck in it; then it is kept for good.
+    pub fn remove(&mut self) -> bool {
+        if !self.is_current() {
+            self.is_removed = true;
+            return true;
+        }
+        self.is_removed = true;
+        let attached = self.has_python.then(pymem::attach).and_then(Result::ok);
+        let _held = got::lock();
+        let sampler = SAMPLER.swap(std::ptr::null_mut(), Ordering::SeqCst);
+        PYTHON_LIMIT.store(0, Ordering::Relaxed);
+        got::update(crate::groups());
+        if let Some(attached) = &attached {
+            pymem::update(attached, crate::wants_python());
+        }
+        let is_quiet = crate::wait_for_handlers();
+        if is_quiet && !sampler.is_null() {
+            // SAFETY: made by `Box::into_raw` in `sample`; it is out of reach, and no thread is inside.
+            drop(unsafe { Box::from_raw(sampler) });
+        }
+        is_quiet
+    }
+}
+
+impl Drop for Sampling {
+    fn drop(&mut self) {
+        if !self.is_removed {
+            self.remove();
+        }
+    }
+}
+
+/// Changes the mean distance of samples, bytes: a thread draws with it from its next sample on.
+pub fn set_mean(mean: u64) {
+    MEAN.store(mean.max(1), Ordering::Relaxed);
+}
+
+/// In a forked child: the sampler is its parent's.
+pub fn forget() {
+    SAMPLER.store(std::ptr::null_mut(), Ordering::SeqCst);
+    PYTHON_LIMIT.store(0, Ordering::Relaxed);
+}
