@@ -45,6 +45,8 @@ use runs::RunCounts;
 #[cfg(test)]
 mod coverage;
 #[cfg(test)]
+mod sequences;
+#[cfg(test)]
 mod tests;
 
 /// Rows with fewer independent samples in all profiles together could hardly show any change, and are not tested.
@@ -163,7 +165,8 @@ impl Change<'_> {
 pub struct Diff<'a> {
     /// What the intervals are about.
     pub question: Question,
-    /// Significant changes first, then the others; each largest change first.
+    /// Significant changes first, then the others; each largest change first. Of total samples, what calls a function that has
+    /// changed comes after it.
     pub rows: Vec<Change<'a>>,
     /// All together, where it can differ: not for [`Normalization::Share`].
     pub all: Option<Change<'a>>,
@@ -263,6 +266,20 @@ pub fn diff<'a>(a: &Side<'a>, b: &Side<'a>, options: &DiffOptions) -> Diff<'a> {
         makes_up::mark(&mut rows, &mut runs, pairs.as_deref(), options.metric, &rate);
     }
     let mut rows: Vec<Change<'a>> = rows.into_iter().map(|(_, row)| row).collect();
+    sort(&mut rows);
+    if options.metric == Metric::Total {
+        origin_first(&mut rows);
+    }
+    Diff {
+        question,
+        rows,
+        all,
+        renamed: units.renamed,
+    }
+}
+
+/// Significant changes first, then the others; each largest change first.
+fn sort(rows: &mut [Change<'_>]) {
     rows.sort_by(|a, b| {
         let order = |row: &Change<'_>| (row.is_significant(), row.interval.is_some());
         let size = |row: &Change<'_>| row.change().abs();
@@ -271,12 +288,28 @@ pub fn diff<'a>(a: &Side<'a>, b: &Side<'a>, options: &DiffOptions) -> Diff<'a> {
             .then(size(b).total_cmp(&size(a)))
             .then_with(|| a.frame.name.cmp(&b.frame.name))
     });
-    Diff {
-        question,
-        rows,
-        all,
-        renamed: units.renamed,
-    }
+}
+
+/// What calls a function changes as it does. Of the rows whose change cannot be told from the largest one, the smallest row is
+/// first: it has the least that has not changed.
+fn origin_first(rows: &mut [Change<'_>]) {
+    let Some(largest) = rows.first().filter(|row| row.is_significant()).map(Change::change) else {
+        return;
+    };
+    let is_same = |row: &Change<'_>| {
+        let has = |(low, high): (f64, f64)| low <= largest && largest <= high;
+        row.is_significant() && row.change() * largest.signum() >= largest.abs() / 2.0 && row.interval.is_some_and(has)
+    };
+    let amount = |row: &Change<'_>| row.before.max(row.after);
+    // Of the others, none is before the last of these.
+    rows.sort_by(|a, b| {
+        let order = is_same(b).cmp(&is_same(a));
+        order.then(if is_same(a) && is_same(b) {
+            amount(a).total_cmp(&amount(b))
+        } else {
+            std::cmp::Ordering::Equal
+        })
+    });
 }
 
 /// The counts of all rows in all runs.

@@ -69,8 +69,8 @@ pub fn compare(options: &CompareCommand) -> Result<Gate> {
     }
     if let Some(path) = directory.kept() {
         print_status(&format!(
-            "{} kept in {}; to compare them again: nativeprof diff {}{}",
-            counted(directory.pairs() as u64, "pairs of runs"),
+            "{} of runs kept in {}; to compare them again: nativeprof diff {}{}",
+            counted(directory.pairs() as u64, "pairs"),
             path.display(),
             comparison.normalize(),
             directory.arguments(),

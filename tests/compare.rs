@@ -1,0 +1,260 @@
+//! `compare`: live runs of two commands, and what can go wrong with them.
+
+use std::fs::{self, File};
+use std::io::{Read, Write};
+use std::process::{Command, Output, Stdio};
+
+use common::chance::{assert_likely, patience, repeated};
+use common::{Scratch, live, nativeprof, sources};
+use nativeprof::profile::build::Builder;
+use nativeprof::profile::json;
+use nativeprof::profile::model::{Frame, Meta};
+use nativeprof::profile::values::ValueType;
+use serde_json::Value;
+
+mod common;
+
+/// `compare` with these words; its temporary files are in `scratch`.
+fn command(scratch: &Scratch, words: &[&str]) -> Command {
+    let mut command = nativeprof(&[&["compare"], words].concat());
+    command.env_remove("COLUMNS").env("TMPDIR", temporary(scratch));
+    command
+}
+
+/// A directory in which nothing may be left.
+fn temporary(scratch: &Scratch) -> std::path::PathBuf {
+    let path = scratch.path("temporary");
+    fs::create_dir_all(&path).expect("a directory");
+    path
+}
+
+#[track_caller]
+fn assert_nothing_is_left(scratch: &Scratch) {
+    let left = fs::read_dir(temporary(scratch)).expect("a directory").count();
+    assert_eq!(left, 0, "files are left");
+    let mark = scratch.directory().to_str().expect("UTF-8").to_string();
+    for process in fs::read_dir("/proc").expect("/proc").flatten() {
+        let words = fs::read(process.path().join("cmdline")).unwrap_or_default();
+        assert!(
+            !String::from_utf8_lossy(&words).contains(&mark),
+            "a process is left: {}",
+            String::from_utf8_lossy(&words)
+        );
+    }
+}
+
+/// The exit code, standard output and standard error.
+fn run(scratch: &Scratch, words: &[&str]) -> (Option<i32>, String, String) {
+    // Where a command would wait for it.
+    let done: Output = command(scratch, words)
+        .stdin(Stdio::piped())
+        .output()
+        .expect("nativeprof starts");
+    let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
+    (done.status.code(), text(done.stdout), text(done.stderr))
+}
+
+/// A command with the work of `same_work.py`; all of it is so many times as much.
+fn work(part: f64) -> String {
+    format!("python3 '{}/same_work.py' 1 {part}", sources().display())
+}
+
+#[test]
+fn slower_commands_are_found_and_equal_ones_are_not() {
+    let _live = live();
+    repeated(|| {
+        let scratch = Scratch::new();
+        let runs = scratch.path("runs");
+        let (kept, time) = (runs.to_str().expect("UTF-8"), (4 * patience()).to_string());
+        let (old, new, same) = (work(0.5), work(0.8), work(0.5));
+        let words = ["--max-time", &time, "--runs", "4..", "-o", kept, "--json", &old, &new];
+        let (code, output, said) = run(&scratch, &words);
+        assert_likely!(code == Some(3), "{code:?}: {said}");
+        assert!(said.contains("runs of each command in "), "{said}");
+        assert!(said.contains("all CPU time grew by "), "{said}");
+        let found: Value = serde_json::from_str(&output).expect("JSON");
+        assert_eq!((&found["question"], &found["paired"]), (&"runs".into(), &true.into()));
+        let pairs = found["files"][0].as_array().map_or(0, Vec::len);
+        assert!(pairs >= 4 && found["files"][1].as_array().map(Vec::len) == Some(pairs));
+        // They can be compared again.
+        let names = |side: &str| {
+            let names = fs::read_dir(&runs).expect("the runs").flatten();
+            let names = names.filter(|name| name.file_name().to_string_lossy().starts_with(side));
+            names.map(|name| name.path().display().to_string()).collect::<Vec<_>>()
+        };
+        let (a, b) = (names("a-"), names("b-"));
+        assert_eq!((a.len(), b.len()), (pairs, pairs));
+        let again = nativeprof(&["diff", "--normalize", "time", "--before"])
+            .args(a)
+            .arg("--after")
+            .args(b)
+            .output();
+        assert_eq!(again.expect("nativeprof starts").status.code(), Some(0));
+        assert_nothing_is_left(&scratch);
+        // A directory with runs takes no others.
+        let (code, _, said) = run(&scratch, &["-o", kept, &old, &same]);
+        assert!(code == Some(2) && said.contains("has runs already"), "{said}");
+
+        let (code, output, said) = run(&scratch, &["--max-time", "3", "--runs", "4..", &old, &same]);
+        assert_likely!(code == Some(0) || code == Some(4), "{code:?}: {output}{said}");
+        assert!(output.contains("by the spread between pairs of runs, which alternate"), "{output}");
+        assert_nothing_is_left(&scratch);
+    });
+}
+
+#[test]
+fn commands_that_fail_are_named() {
+    let _live = live();
+    let scratch = Scratch::new();
+    let ok = work(0.2);
+    for (a, b, parts) in [
+        // In a shell, with children.
+        (&*ok, "exit 3", &["of B failed: exit code 3", "nothing is compared"][..]),
+        ("kill -9 $$", "exit 0", &[" failed: signal 9 ended it"]),
+        (&ok, "/nonexistent/program", &["run 1 of B failed: no such command: /nonexistent/program"]),
+        (&ok, "true", &["run 1 of B has no samples", "more samples"]),
+    ] {
+        let (code, output, said) = run(&scratch, &["--runs", "1", a, b]);
+        assert_eq!((code, &*output), (Some(1), ""), "{a}, {b}: {said}");
+        for part in parts {
+            assert!(said.contains(part), "{a}, {b}: `{part}` is not in:\n{said}");
+        }
+    }
+    let (code, _, said) = run(&scratch, &["--prepare", "false", "--runs", "1", &ok, &ok]);
+    assert!(code == Some(1) && said.contains("--prepare failed before run 1: exit code 1"), "{said}");
+    for (words, part) in [
+        (&["", "true"][..], "command A is empty"),
+        (&["true", " "], "command B is empty"),
+        (&["--fail-above", "3 calls", "true", "true"], "--value calls"),
+        (&["--value", "calls", "true", "true"], "--trace counts"),
+        (&["--runs", "0", "true", "true"], "8, 5.., 5..40"),
+        (&["true"], "COMMAND B"),
+    ] {
+        let (code, _, said) = run(&scratch, words);
+        assert!(code == Some(2) && said.contains(part), "{words:?}: {said}");
+    }
+    assert_nothing_is_left(&scratch);
+}
+
+#[test]
+fn what_commands_print_and_read_is_apart() {
+    let _live = live();
+    let scratch = Scratch::new();
+    let place = scratch.path("prepared");
+    // It would wait for input, or for a reader of its output; the work is that of a child.
+    let text = "cat && python3 -c 'import sys; print(\"printed \" * 100_000); print(\"said\", file=sys.stderr); sum(range(9_000_000))'";
+    let prepare = format!("echo >> {}", place.display());
+    let words = ["--runs", "1", "--warmup", "1", "--prepare", &prepare, text, text];
+    let (code, output, said) = run(&scratch, &words);
+    assert_eq!(code, Some(4), "{said}");
+    assert!(!output.contains("printed") && !said.contains("printed") && !said.contains("said"), "{output}{said}");
+    // Before each run, those that are not compared too.
+    assert_eq!(fs::read_to_string(&place).expect("written").len(), 4);
+    let (code, output, said) = run(&scratch, &["--runs", "1", "--show-output", "--json", text, text]);
+    assert_eq!(code, Some(4));
+    assert!(said.contains("printed printed ") && said.contains("said\n") && !output.contains("printed"));
+    let found: Value = serde_json::from_str(&output).expect("JSON");
+    assert!(found["all"]["before"].as_f64() > Some(0.05), "the child is not sampled: {found}");
+}
+
+/// A program that says when it has started, and goes on when it may.
+const WAITING: &str = "
+import sys
+with open(sys.argv[1], 'w') as started:
+    started.write('x')
+with open(sys.argv[2]) as go:
+    go.read(1)
+sum(i * i for i in range(1_000_000))
+";
+
+#[test]
+fn an_interrupted_comparison_leaves_complete_pairs() {
+    let _live = live();
+    let scratch = Scratch::new();
+    fs::write(scratch.path("waiting.py"), WAITING).expect("a program");
+    let [started, go] = ["started", "go"].map(|name| scratch.pipe(name));
+    let open = |path| File::options().read(true).write(true).open(path).expect("a pipe");
+    let (mut has_started, mut may_go) = (open(&started), open(&go));
+    let runs = scratch.path("runs");
+    let text = ["waiting.py", "started", "go"].map(|name| scratch.path(name).display().to_string());
+    let text = format!("python3 {}", text.join(" "));
+    for (complete, keeps, part) in [
+        (2, true, "1 pair of runs kept in "),
+        (0, true, "interrupted"),
+        (2, false, "nothing is kept"),
+    ] {
+        let _ = fs::remove_dir_all(&runs);
+        let mut words = vec![&*text, &*text];
+        if keeps {
+            words.extend(["-o", runs.to_str().expect("UTF-8")]);
+        }
+        let running = command(&scratch, &words)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("nativeprof starts");
+        let mut byte = [0];
+        for _ in 0..complete {
+            has_started.read_exact(&mut byte).expect("it has started");
+            may_go.write_all(b"x").expect("it may go on");
+        }
+        has_started.read_exact(&mut byte).expect("it has started");
+        let killed = Command::new("kill").args(["-INT", &running.id().to_string()]).status();
+        assert!(killed.expect("kill, of procps").success());
+        let done = running.wait_with_output().expect("it ends");
+        let said = String::from_utf8_lossy(&done.stderr).into_owned();
+        assert_eq!(done.status.code(), Some(130), "{said}");
+        assert!(said.contains(part) && done.stdout.is_empty(), "{said}");
+        assert_nothing_is_left(&scratch);
+        let left = fs::read_dir(&runs).map_or(0, Iterator::count);
+        assert_eq!(left, if keeps { complete } else { 0 }, "{said}");
+    }
+}
+
+/// Stands for the package: writes the profile that its first argument names.
+const COUNTER: &str = "
+import shutil, sys
+assert sys.argv[1:6] == ['--trace', 'counts', '--quiet', '-o', sys.argv[5]], sys.argv
+shutil.copyfile(sys.argv[6], sys.argv[5])
+";
+
+#[test]
+fn calls_are_counted_inside_python() {
+    let scratch = Scratch::new();
+    let package = scratch.path("nativeprof");
+    fs::create_dir_all(&package).expect("a directory");
+    for (name, text) in [("__init__.py", ""), ("__main__.py", COUNTER)] {
+        fs::write(package.join(name), text).expect("a file");
+    }
+    let python = |calls: u64| {
+        let mut builder = Builder::new(&[ValueType::CALLS]);
+        let main = builder.frame(Frame::python("main", "", "/srv/app.py", 1));
+        let work = builder.frame(Frame::python("work", "", "/srv/app.py", 9));
+        builder.add(&[(main, 0)], &[1]);
+        builder.add(&[(main, 0), (work, 0)], &[calls]);
+        let mut out = Vec::new();
+        json::write(&builder.finish(Meta::default()), &mut out).expect("memory takes it");
+        let path = scratch.path(&format!("{calls}.json"));
+        fs::write(&path, out).expect("a file");
+        format!("python3 -X utf8 {}", path.display())
+    };
+    let (old, new) = (python(5000), python(5003));
+    for (limit, code, part) in [
+        ("2 calls", 3, "work (/srv/app.py:9) grew by 3 calls, more than 2"),
+        ("3 calls", 0, "2 runs of each command"),
+        ("0", 3, "work (/srv/app.py:9) grew by 0.06 %"),
+    ] {
+        let done = command(&scratch, &["--value", "calls", "--fail-above", limit, &old, &new])
+            .env("PYTHONPATH", scratch.directory())
+            .output()
+            .expect("nativeprof starts");
+        let said = String::from_utf8_lossy(&done.stderr);
+        assert_eq!(done.status.code(), Some(code), "{limit}: {said}");
+        assert!(said.contains(part), "{limit}: {said}");
+    }
+    // A Python without the package.
+    let (code, _, said) = run(&scratch, &["--value", "calls", "python3 -I x.py", "python3 -I x.py"]);
+    assert!(code == Some(1) && said.contains("python3 -m pip install nativeprof"), "{said}");
+    assert_nothing_is_left(&scratch);
+}
