@@ -97,7 +97,10 @@ fn slower_commands_are_found_and_equal_ones_are_not() {
 
         let (code, output, said) = run(&scratch, &["--max-time", "3", "--runs", "4..", &old, &same]);
         assert_likely!(code == Some(0) || code == Some(4), "{code:?}: {output}{said}");
-        assert!(output.contains("by the spread between pairs of runs, which alternate"), "{output}");
+        assert!(
+            output.contains("by the spread between pairs of runs, which alternate"),
+            "{output}"
+        );
         assert_nothing_is_left(&scratch);
     });
 }
@@ -111,7 +114,11 @@ fn commands_that_fail_are_named() {
         // In a shell, with children.
         (&*ok, "exit 3", &["of B failed: exit code 3", "nothing is compared"][..]),
         ("kill -9 $$", "exit 0", &[" failed: signal 9 ended it"]),
-        (&ok, "/nonexistent/program", &["run 1 of B failed: no such command: /nonexistent/program"]),
+        (
+            &ok,
+            "/nonexistent/program",
+            &["run 1 of B failed: no such command: /nonexistent/program"],
+        ),
         (&ok, "true", &["run 1 of B has no samples", "more samples"]),
     ] {
         let (code, output, said) = run(&scratch, &["--runs", "1", a, b]);
@@ -121,7 +128,10 @@ fn commands_that_fail_are_named() {
         }
     }
     let (code, _, said) = run(&scratch, &["--prepare", "false", "--runs", "1", &ok, &ok]);
-    assert!(code == Some(1) && said.contains("--prepare failed before run 1: exit code 1"), "{said}");
+    assert!(
+        code == Some(1) && said.contains("--prepare failed before run 1: exit code 1"),
+        "{said}"
+    );
     for (words, part) in [
         (&["", "true"][..], "command A is empty"),
         (&["true", " "], "command B is empty"),
@@ -147,14 +157,20 @@ fn what_commands_print_and_read_is_apart() {
     let words = ["--runs", "1", "--warmup", "1", "--prepare", &prepare, text, text];
     let (code, output, said) = run(&scratch, &words);
     assert_eq!(code, Some(4), "{said}");
-    assert!(!output.contains("printed") && !said.contains("printed") && !said.contains("said"), "{output}{said}");
+    assert!(
+        !output.contains("printed") && !said.contains("printed") && !said.contains("said"),
+        "{output}{said}"
+    );
     // Before each run, those that are not compared too.
     assert_eq!(fs::read_to_string(&place).expect("written").len(), 4);
     let (code, output, said) = run(&scratch, &["--runs", "1", "--show-output", "--json", text, text]);
     assert_eq!(code, Some(4));
     assert!(said.contains("printed printed ") && said.contains("said\n") && !output.contains("printed"));
     let found: Value = serde_json::from_str(&output).expect("JSON");
-    assert!(found["all"]["before"].as_f64() > Some(0.05), "the child is not sampled: {found}");
+    assert!(
+        found["all"]["before"].as_f64() > Some(0.05),
+        "the child is not sampled: {found}"
+    );
 }
 
 /// A program that says when it has started, and goes on when it may.
@@ -255,6 +271,9 @@ fn calls_are_counted_inside_python() {
     }
     // A Python without the package.
     let (code, _, said) = run(&scratch, &["--value", "calls", "python3 -I x.py", "python3 -I x.py"]);
-    assert!(code == Some(1) && said.contains("python3 -m pip install nativeprof"), "{said}");
+    assert!(
+        code == Some(1) && said.contains("python3 -m pip install nativeprof"),
+        "{said}"
+    );
     assert_nothing_is_left(&scratch);
 }

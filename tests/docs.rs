@@ -141,6 +141,7 @@ fn for_test(line: &str, pid: u32) -> String {
         .collect::<Vec<_>>()
         .join(" ")
         .replace("-d 30", "-d 0.3")
+        .replace("--max-time 3m", "--max-time 1s")
         .replace("in 1 2 3 4 5 6 7 8;", "in 1 2;");
     if code.contains("nativeprof selftest") {
         code + " --pairs 1 --window 0.3"

@@ -1,6 +1,7 @@
 //! Runs this program again, as a command that prints JSON or records. Commands give up privileges for good before they read
 //! what is not trusted, which a program that goes on to the next one cannot; and a process can be ended at any time.
 
+use std::ffi::OsStr;
 use std::io::Read;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
@@ -53,7 +54,7 @@ impl Drop for Running {
 }
 
 /// This program with these words; its standard streams are for the caller to choose.
-pub fn command(words: &[String]) -> Command {
+pub fn command(words: &[impl AsRef<OsStr>]) -> Command {
     let mut command = Command::new("/proc/self/exe");
     command.args(words).env("NO_COLOR", "1");
     command
@@ -63,7 +64,7 @@ pub fn command(words: &[String]) -> Command {
 ///
 /// # Errors
 /// `Io` if it cannot be started, was cancelled, or took too long.
-pub fn run(words: &[String], directory: &Path, limit: Duration, watch: &Watch<'_>) -> Result<Finished> {
+pub fn run(words: &[impl AsRef<OsStr>], directory: &Path, limit: Duration, watch: &Watch<'_>) -> Result<Finished> {
     let mut command = command(words);
     command
         .current_dir(directory)

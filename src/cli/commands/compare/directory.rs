@@ -30,6 +30,8 @@ impl RunDirectory {
     /// `Io`; `Usage` if there are runs in it.
     pub fn new(path: Option<&Path>, user: Option<&User>) -> Result<RunDirectory> {
         let (path, is_temporary) = match path {
+            // What begins with a dash would be an option of `diff`.
+            Some(path) if path.as_os_str().as_encoded_bytes().starts_with(b"-") => (Path::new(".").join(path), false),
             Some(path) => (path.to_path_buf(), false),
             None => {
                 let name = format!("nativeprof-compare-{:016x}", RandomState::new().hash_one(0));

@@ -1,5 +1,6 @@
 //! `compare`: runs two commands by turns, records each run, and compares until the answer is known.
 
+use std::ffi::OsString;
 use std::hash::{BuildHasher, RandomState};
 use std::io::IsTerminal;
 use std::path::Path;
@@ -237,7 +238,7 @@ impl Comparison<'_> {
     fn is_decided(&self, directory: &RunDirectory, confidence: f64) -> Result<bool> {
         let mut words = self.diff_words(directory, confidence);
         words.remove(0);
-        words.extend(["--json", "--limit", "1"].map(String::from));
+        words.extend(["--json", "--limit", "1"].map(OsString::from));
         let watch = Watch {
             is_stopped: &interrupts::interrupted,
             progress: &|_| self.progress.tick(),
@@ -265,9 +266,9 @@ impl Comparison<'_> {
     }
 
     /// The command line of `diff` for the complete pairs.
-    fn diff_words(&self, directory: &RunDirectory, confidence: f64) -> Vec<String> {
+    fn diff_words(&self, directory: &RunDirectory, confidence: f64) -> Vec<OsString> {
         let options = self.options;
-        let mut words: Vec<String> = ["nativeprof", "diff", "--value"].map(String::from).into();
+        let mut words: Vec<OsString> = ["nativeprof", "diff", "--value"].map(OsString::from).into();
         words.push(
             match options.value {
                 CompareValue::Cpu => "cpu",
@@ -277,7 +278,7 @@ impl Comparison<'_> {
             .into(),
         );
         if options.value != CompareValue::Calls {
-            words.extend(["--normalize", "time"].map(String::from));
+            words.extend(["--normalize", "time"].map(OsString::from));
         }
         let by = match options.by {
             DiffBy::Function => "function",
@@ -289,18 +290,17 @@ impl Comparison<'_> {
             Limit::Calls(calls) => format!("{calls} calls"),
         };
         let confidence = format!("{:.6}", confidence * 100.0);
-        words.extend(["--by", by, "--fail-above", &limit, "--confidence", &confidence].map(String::from));
+        words.extend(["--by", by, "--fail-above", &limit, "--confidence", &confidence].map(OsString::from));
         for (is_wanted, word) in [
             (options.no_native, "--no-native"),
             (options.self_count, "--self"),
             (options.interpreter, "--interpreter"),
         ] {
-            words.extend(is_wanted.then(|| word.to_string()));
+            words.extend(is_wanted.then(|| word.into()));
         }
         for (side, option) in ["--before", "--after"].into_iter().enumerate() {
             words.push(option.into());
-            let files = directory.files(side).into_iter();
-            words.extend(files.map(|file| file.to_string_lossy().into_owned()));
+            words.extend(directory.files(side).into_iter().map(OsString::from));
         }
         words
     }

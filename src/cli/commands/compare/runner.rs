@@ -1,6 +1,6 @@
 //! One run of a command, recorded or not.
 
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::io;
 use std::os::fd::AsFd;
 use std::path::Path;
@@ -91,7 +91,7 @@ impl Runner<'_> {
             CompareValue::Calls => {
                 let words = match file {
                     Some(file) => counted(subject, file)?,
-                    None => subject.words.clone(),
+                    None => subject.words.iter().map(OsString::from).collect(),
                 };
                 let (program, arguments) = words.split_first().expect("a command has a word");
                 let mut command = Command::new(program);
@@ -195,7 +195,7 @@ pub fn interrupted() -> Error {
 ///
 /// # Errors
 /// `Usage`: it is none.
-fn counted(subject: &Subject, file: &Path) -> Result<Vec<String>> {
+fn counted(subject: &Subject, file: &Path) -> Result<Vec<OsString>> {
     let program = subject.words.first().map(Path::new).and_then(Path::file_name);
     let is_python = |name: &OsStr| {
         let version = name.to_string_lossy().strip_prefix("python").map(str::to_string);
@@ -218,9 +218,9 @@ fn counted(subject: &Subject, file: &Path) -> Result<Vec<String>> {
         at += if PYTHON_WITH_VALUE.contains(&&**word) { 2 } else { 1 };
     }
     let (python, program) = subject.words.split_at(at.min(subject.words.len()));
-    let ours = ["-m", "nativeprof", "--trace", "counts", "--quiet", "-o"].map(String::from);
-    let file = file.to_string_lossy().into_owned();
-    Ok([python, &ours, &[file], program].concat())
+    let ours = ["-m", "nativeprof", "--trace", "counts", "--quiet", "-o"].map(OsString::from);
+    let theirs = |words: &[String]| words.iter().map(OsString::from).collect::<Vec<_>>();
+    Ok([theirs(python), ours.into(), vec![file.into()], theirs(program)].concat())
 }
 
 #[cfg(test)]
@@ -229,8 +229,10 @@ mod tests {
 
     #[test]
     fn calls_are_counted_in_python() {
-        let words =
-            |text: &str| counted(&Subject::new("A", text).unwrap(), Path::new("x.json")).map(|words| words.join(" "));
+        let words = |text: &str| {
+            counted(&Subject::new("A", text).unwrap(), Path::new("x.json"))
+                .map(|words| words.join(OsStr::new(" ")).into_string().unwrap())
+        };
         let ours = "-m nativeprof --trace counts --quiet -o x.json";
         for (text, expected) in [
             ("python3 a.py -c 1", format!("python3 {ours} a.py -c 1")),
