@@ -13,6 +13,8 @@ use nativeprof::profile::values::ValueType;
 use serde_json::Value;
 
 mod common;
+#[path = "diff/machines.rs"]
+mod machines;
 #[path = "diff/outputs.rs"]
 mod outputs;
 

@@ -154,6 +154,22 @@ fn record_ends_with_the_exit_code_of_its_command() {
 }
 
 #[test]
+fn a_recording_says_what_it_was_made_on() {
+    let _live = live();
+    let scratch = Scratch::new();
+    let file = scratch.path("profile.json");
+    let mut words = vec!["record", "-r", "499", "-o", file.to_str().expect("UTF-8"), "--"];
+    // The CPUs that it may use are chosen after the start.
+    words.extend(["taskset", "-c", "0", "python3", "-c", "sum(range(3_000_000))"]);
+    run(&[], &nativeprof(&words), &[]);
+    let profile = nativeprof::profile::json::read(&fs::read(&file).expect("a file")).expect("a profile");
+    let machine = profile.meta.machine;
+    let release = fs::read_to_string("/proc/sys/kernel/osrelease").expect("a release");
+    assert_eq!((&*machine.kernel, machine.cores), (release.trim(), 1));
+    assert!(!machine.cpu.is_empty(), "{machine:?}");
+}
+
+#[test]
 fn killed_workers_are_replaced() {
     let _live = live();
     let script = newest_python().script("prefork.py");

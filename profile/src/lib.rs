@@ -32,6 +32,7 @@ pub mod intervals;
 pub mod json;
 pub mod labels;
 pub mod lags;
+pub mod machine;
 pub mod measure;
 pub mod merge;
 pub mod model;

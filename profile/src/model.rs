@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use super::labels::Labels;
 use super::lags::Lag;
 use super::resident::ResidentMemory;
+use super::machine::Machine;
 use super::values::Value;
 use super::waits::Waits;
 
@@ -301,6 +302,8 @@ pub struct Meta {
     pub pid: u32,
     /// The version of the target's Python; empty if there is none.
     pub python: String,
+    /// What it was recorded on, as far as that is known.
+    pub machine: Machine,
     /// `None` if the backend does not stop threads.
     pub stopped: Option<StopSummary>,
     /// How complete the samples are.

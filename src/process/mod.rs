@@ -17,6 +17,7 @@ pub mod file_content;
 pub mod jit;
 pub mod landmarks;
 pub mod launch;
+pub mod machine;
 pub mod maps;
 pub mod memory;
 pub mod modules;

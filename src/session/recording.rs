@@ -16,7 +16,9 @@ use crate::event::{Event, Pid, Tid};
 use crate::privileges::credentials;
 use crate::privileges::credentials::Caps;
 use crate::process::launch::Launched;
+use crate::process::machine;
 use crate::process::system::{LiveSystem, System};
+use crate::profile::machine::Machine;
 use crate::profile::measure::{Clock, Measure, event_name};
 use crate::profile::model::{Meta, Profile, Quality, StopSummary};
 use crate::resolve::Fetch;
@@ -40,6 +42,7 @@ pub struct Recording {
     command: String,
     /// Samples per second.
     rate: u64,
+    machine: Machine,
     start: RecordingStart,
 }
 
@@ -117,6 +120,7 @@ impl Recording {
             pid,
             command: String::new(),
             rate,
+            machine: machine::this_machine(),
             start: RecordingStart::now(),
         }
     }
@@ -146,6 +150,7 @@ impl Recording {
     pub fn attach(&mut self, pid: Pid) -> Result<()> {
         if pid == self.pid {
             self.command = procfs::command_line(pid);
+            self.machine.cores = machine::allowed_cpus(pid);
         }
         let backend = &mut *self.backend;
         self.session
@@ -415,6 +420,7 @@ impl Recording {
             duration: duration.as_secs_f64(),
             pid: self.pid,
             command: self.command.clone(),
+            machine: self.machine_now(),
             stopped: counts.stopped.map(|h| StopSummary {
                 median_us: h.median / 1000,
                 max_us: h.longest / 1000,
@@ -422,6 +428,17 @@ impl Recording {
             quality: self.quality_of(counts),
             target_cpu: counts.cpu_time as f64 * 1e-9,
             ..Meta::default()
+        }
+    }
+
+    /// The machine. The target may have changed which CPUs it runs on, or was executed by a program that did.
+    fn machine_now(&self) -> Machine {
+        Machine {
+            cores: match machine::allowed_cpus(self.pid) {
+                0 => self.machine.cores,
+                cores => cores,
+            },
+            ..self.machine.clone()
         }
     }
 

@@ -73,6 +73,37 @@ fn still(status: &str) -> Option<RunSnapshot> {
     })
 }
 
+/// How many CPUs a process may run on; `None` if it is gone.
+pub fn allowed_cpus(pid: Pid) -> Option<u32> {
+    cpus_of(&read_text(format!("/proc/{pid}/status")).ok()?)
+}
+
+/// The CPUs of a mask in hexadecimal digits, with commas between groups.
+fn cpus_of(status: &str) -> Option<u32> {
+    let digits = field(status, "Cpus_allowed")?.chars().filter(|c| *c != ',');
+    let cpus = digits
+        .map(|digit| Some(digit.to_digit(16)?.count_ones()))
+        .sum::<Option<u32>>()?;
+    (cpus > 0).then_some(cpus)
+}
+
+/// The model of the first CPU in a beginning of `/proc/cpuinfo`: a name on x86-64, implementer and part on aarch64 (where they
+/// are numbers).
+pub fn cpu_model(cpuinfo: &str) -> Option<String> {
+    let value = |key: &str| {
+        let mut fields = cpuinfo.lines().filter_map(|line| line.split_once(':'));
+        let (_, value) = fields.find(|(name, _)| name.trim() == key)?;
+        Some(value.trim()).filter(|value| !value.is_empty())
+    };
+    value("model name").map(str::to_string).or_else(|| {
+        Some(format!(
+            "implementer {}, part {}",
+            value("CPU implementer")?,
+            value("CPU part")?
+        ))
+    })
+}
+
 /// The ID of a thread in its own pid namespace.
 pub fn namespace_tid(pid: Pid, tid: Tid) -> Option<Tid> {
     let status = read_text(format!("/proc/{pid}/task/{tid}/status")).ok()?;
@@ -470,6 +501,34 @@ pub fn resident(pid: Pid) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn machines() {
+        for (status, cpus) in [
+            ("Name:\tx\nCpus_allowed:\t3\nCpus_allowed_list:\t0-1\n", Some(2)),
+            ("Cpus_allowed:\tffffffff,00000001\n", Some(33)),
+            ("Cpus_allowed:\t0\n", None),
+            ("Cpus_allowed:\tx\n", None),
+            ("Name:\tx\n", None),
+        ] {
+            assert_eq!(cpus_of(status), cpus, "{status}");
+        }
+        for (cpuinfo, model) in [
+            (
+                "processor\t: 0\nmodel\t\t: 85\nmodel name\t: Xeon(R) @ 2.60GHz\n\nprocessor\t: 1\n",
+                Some("Xeon(R) @ 2.60GHz"),
+            ),
+            (
+                "processor\t: 0\nCPU implementer\t: 0x41\nCPU part\t: 0xd0c\n",
+                Some("implementer 0x41, part 0xd0c"),
+            ),
+            ("processor\t: 0\nmodel name\t:\n", None),
+            ("model name", None),
+            ("", None),
+        ] {
+            assert_eq!(cpu_model(cpuinfo).as_deref(), model, "{cpuinfo}");
+        }
+    }
 
     #[test]
     fn states_of_threads() {

@@ -14,6 +14,7 @@ use rustc_hash::FxHashMap;
 
 use crate::labels::Labels;
 use crate::lags::Lag;
+use crate::machine::Machine;
 use crate::model::{
     Frame, FrameId, FrameKind, MergedRecording, Meta, ModuleMeta, NO_PLACE, Node, NodeId, Place, PlaceId, Profile,
     Quality, TimelineSample, limit_instructions,
@@ -316,6 +317,7 @@ fn merge_metadata(metas: &[&Meta], new_pids: &[BTreeMap<u32, u32>]) -> Meta {
         command: words(|meta| &meta.command),
         pid: same(|meta| meta.pid.into()) as u32,
         python: words(|meta| &meta.python),
+        machine: Machine::merged(metas.iter().map(|meta| &meta.machine)),
         // Of medians there is none.
         stopped: stopped.next().filter(|_| stopped.next().is_none()),
         quality,

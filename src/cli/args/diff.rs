@@ -61,6 +61,9 @@ pub struct DiffCommand {
     /// How to normalize the profiles [default: time for traced times, else share; calls are numbers]
     #[arg(long, value_enum)]
     pub normalize: Option<Normalize>,
+    /// Judge times and rates of different machines, or Pythons, too: other CPUs, kernels, governors, versions, builds
+    #[arg(long)]
+    pub any_machine: bool,
     /// Simultaneous confidence level of all intervals
     #[arg(long, value_name = "PERCENT", default_value_t = 99.0, value_parser = confidence)]
     pub confidence: f64,

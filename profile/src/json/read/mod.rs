@@ -16,6 +16,7 @@ use serde_json::{Map, Value};
 use self::instructions::instructions;
 use super::lexer::{Lexer, Members};
 use super::write::FORMAT_VERSION;
+use crate::machine::Machine;
 use crate::model::{
     FrameId, MergedRecording, Meta, ModuleMeta, Node, NodeId, Profile, Quality, StopSummary, TimelineSample,
 };
@@ -399,6 +400,7 @@ impl<'a> JsonReader<'a> {
             }),
             lags: objects(map.remove("lags"), lags::read),
             memory: objects(map.remove("memory"), memory::read),
+            machine: machine(map.remove("machine")),
             version: take_string(&mut map, "version"),
             event: take_string(&mut map, "event"),
             backend: take_string(&mut map, "backend"),
@@ -454,4 +456,18 @@ fn objects<T>(value: Option<Value>, mut read: impl FnMut(&mut Map<String, Value>
         _ => None,
     });
     maps.collect()
+}
+/// What is known of the machine; texts of any length are cut.
+fn machine(value: Option<Value>) -> Machine {
+    let Some(Value::Object(mut map)) = value else {
+        return Machine::default();
+    };
+    let mut machine = Machine {
+        cores: number(map.get("cores")),
+        ..Machine::default()
+    };
+    for (key, text) in machine.texts() {
+        *text = take_string(&mut map, key);
+    }
+    machine.bounded()
 }

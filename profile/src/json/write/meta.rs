@@ -5,6 +5,7 @@ use std::io::{self, Write};
 
 use super::{FORMAT_VERSION, comma, key_string, lags, memory, write_column};
 use crate::escape::write_json;
+use crate::machine::Machine;
 use crate::model::{Meta, StopSummary};
 
 /// The facts of a recording, without braces.
@@ -34,6 +35,7 @@ pub(crate) fn write_meta(meta: &Meta, out: &mut impl Write) -> io::Result<()> {
             write!(out, ",\"{key}\":{:?}", finite(seconds))?;
         }
     }
+    write_machine(&meta.machine, out)?;
     if let Some(StopSummary { median_us, max_us }) = meta.stopped {
         write!(out, ",\"stopped\":{{\"median_us\":{median_us},\"max_us\":{max_us}}}")?;
     }
@@ -96,6 +98,22 @@ pub(crate) fn write_meta(meta: &Meta, out: &mut impl Write) -> io::Result<()> {
     out.write_all(if meta.merged_from.is_empty() { b"" } else { b"]" })?;
     lags::write(&meta.lags, out)?;
     memory::write(&meta.memory, out)
+}
+
+/// What is known of the machine; nothing if nothing is.
+fn write_machine(machine: &Machine, out: &mut impl Write) -> io::Result<()> {
+    if *machine == Machine::default() {
+        return Ok(());
+    }
+    let mut machine = machine.clone();
+    write!(out, ",\"machine\":{{\"cores\":{}", machine.cores)?;
+    for (key, text) in machine.texts() {
+        if !text.is_empty() {
+            out.write_all(b",")?;
+            key_string(key, text, out)?;
+        }
+    }
+    out.write_all(b"}")
 }
 
 /// Addresses as distances, which are short.

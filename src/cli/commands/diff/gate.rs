@@ -1,6 +1,6 @@
 //! `--fail-above`: whether something grew by more than a limit, or that this cannot be known.
 
-use super::text::Text;
+use super::text::{DIFFERENT_MACHINES, Text};
 use crate::cli::args::{DiffBy, DiffCommand as Options, Limit};
 use crate::cli::output::table_rows::ReportRow;
 use crate::error::{Error, ErrorKind, Result};
@@ -9,6 +9,9 @@ use crate::profile::diff::{Change, Normalization, Question};
 const ONE_RUN: &str = "one run of each side cannot tell whether the next two would differ likewise";
 const MORE_RUNS: &str =
     "give several of each, as --before A1 A2 A3 --after B1 B2 B3, or decide by these two alone with --single-run";
+
+const SAME_MACHINE: &str =
+    "compare shares or calls, record both sides on one machine, or judge the times all the same with --any-machine";
 
 /// The answer of `--fail-above`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -104,7 +107,12 @@ impl Text<'_> {
         };
         let rows: Vec<Judged<'_>> = all.chain(rows).map(judged).collect();
         let has_grown = rows.iter().any(|row| matches!(row.ruling, Ruling::Grown(_)));
-        let undecided = if self.is_of_one_run() {
+        let undecided = if !self.machines.is_empty() {
+            Some(format!(
+                "{DIFFERENT_MACHINES}: {}; {SAME_MACHINE}",
+                self.machines.join("; ")
+            ))
+        } else if self.is_of_one_run() {
             Some(format!("{ONE_RUN}; {MORE_RUNS}"))
         } else if has_grown {
             None
@@ -131,6 +139,9 @@ impl Text<'_> {
     fn ruling(&self, change: &Change<'_>, limit: Limit) -> Ruling {
         if change.interval.is_none() && change.ranges.is_none() {
             return Ruling::NotTested;
+        }
+        if !self.machines.is_empty() {
+            return Ruling::Undecided(DIFFERENT_MACHINES.into());
         }
         if self.is_of_one_run() {
             return Ruling::Undecided(ONE_RUN.into());

@@ -60,6 +60,7 @@ impl Text<'_> {
             },
             "count": if self.self_count { "self" } else { "total" },
             "confidence": self.options.confidence / 100.0,
+            "machines": self.machines,
             "tested": self.found.rows.iter().filter(|row| row.interval.is_some() || row.ranges.is_some()).count(),
             "significant": self.found.rows.iter().filter(|row| row.is_significant()).count(),
             "all": self.found.all.as_ref().map(value),

@@ -21,8 +21,9 @@ use crate::privileges::credentials::Caps;
 use crate::privileges::phases;
 use crate::profile::diff;
 use crate::profile::diff::{Metric, Normalization, RowKind, Run, Side};
+use crate::profile::machine;
 use crate::profile::merge;
-use crate::profile::model::Profile;
+use crate::profile::model::{Meta, Profile};
 use crate::profile::values::{Unit, ValueType};
 use crate::resolve::source_lines;
 
@@ -109,6 +110,13 @@ pub fn diff(options: &Options) -> Result<Gate> {
         interpreter: options.interpreter,
     };
     let found = diff::diff(&a, &b, &diff_options);
+    let metas = runs.metas();
+    let machines = match normalization {
+        Normalization::Time | Normalization::Rate if !options.any_machine => {
+            machine::differences([&metas[0], &metas[1]])
+        }
+        _ => Vec::new(),
+    };
     let text = Text {
         options,
         files: &files,
@@ -116,6 +124,7 @@ pub fn diff(options: &Options) -> Result<Gate> {
         is_traced,
         normalization,
         sides: [&a, &b],
+        machines: &machines,
         found: &found,
     };
     let verdict = options.fail_above.map(|limit| text.verdict(limit));
@@ -268,6 +277,13 @@ impl Runs {
             Some(sum)
         });
         Runs { all, sums }
+    }
+
+    /// What is known of the recordings of the older and of the newer side.
+    fn metas(&self) -> [Vec<&Meta>; 2] {
+        self.all
+            .each_ref()
+            .map(|side| side.iter().map(|compared| &compared.profile.meta).collect())
     }
 
     fn sides(&self) -> [Side<'_>; 2] {

@@ -16,6 +16,8 @@ use crate::profile::stats::module;
 use crate::profile::summary::{self, counted};
 use crate::profile::values::{Unit, ValueType};
 
+pub(super) const DIFFERENT_MACHINES: &str = "recorded on different machines, or with different Pythons";
+
 /// What the mark of a row that makes up for others means.
 pub(super) const MAKES_UP: &str = "makes up for other rows: its part of what these leave is as before";
 
@@ -29,6 +31,8 @@ pub(super) struct Text<'a> {
     pub is_traced: bool,
     pub normalization: Normalization,
     pub sides: [&'a Side<'a>; 2],
+    /// Where times depend on the machine: how those of both sides differ, line by line. Empty with `--any-machine`.
+    pub machines: &'a [String],
     pub found: &'a Diff<'a>,
 }
 
@@ -121,6 +125,9 @@ impl Text<'_> {
         }
         lines.push(amounts);
         lines.push(format!("{}{}", self.found.question, self.of_runs()));
+        if !self.machines.is_empty() {
+            lines.push(format!("{DIFFERENT_MACHINES}: {}", line(&self.machines.join("; "))));
+        }
         lines
     }
 
