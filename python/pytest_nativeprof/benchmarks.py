@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+import sys
 import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Callable
 
 from .recording import Recording, span, untimed
@@ -45,6 +49,27 @@ class TimedRounds:
         """Calls in one iteration, rounded if they differ."""
         counts = ((function, round(count / self.iterations)) for function, count in self.calls.items())
         return {function: count for function, count in counts if count}
+
+
+@contextmanager
+def around(fixture: Any, recording: Recording, labels: AbstractContextManager[Any]) -> Iterator[None]:
+    """The labels of a call with a benchmark.
+
+    It also keeps pytest-benchmark from taking away the profile hook, by which calls are counted before CPython 3.12. That
+    could not be put back: ``sys.setprofile`` takes no hooks that are written in C.
+    """
+    module = sys.modules.get(type(fixture).__module__)
+    pause = getattr(module, "PauseInstrumentation", None)
+    if not recording.counts_calls or sys.version_info >= (3, 12) or pause is None:
+        with labels:
+            yield
+        return
+    module.PauseInstrumentation = functools.partial(pause, profiler=False)  # type: ignore[union-attr]
+    try:
+        with labels:
+            yield
+    finally:
+        module.PauseInstrumentation = pause  # type: ignore[union-attr]
 
 
 def follow(fixture: Any, recording: Recording, label: str) -> TimedRounds | None:

@@ -32,11 +32,12 @@ def start(config: pytest.Config) -> None:
     """
     mode = config.getoption("nativeprof_mode") or "samples"
     tests = _TestProcess(mode)
+    # The first one is called last: reports have the figures of tests then.
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(_Session(config, mode, tests), "nativeprof-session")
     config.pluginmanager.register(tests, "nativeprof-tests")
     if mode != "samples":
         config.pluginmanager.register(_CountedCalls(tests), "nativeprof-counts")
-    if not hasattr(config, "workerinput"):
-        config.pluginmanager.register(_Session(config, mode, tests), "nativeprof-session")
 
 
 class _TestProcess:
@@ -50,7 +51,7 @@ class _TestProcess:
         self._begin = 0.0
         # Those of the test that runs.
         self.result = TestResult()
-        self._label = ""
+        self._nodeid = self._label = ""
         self._limits = limits.Limits()
         self._rounds: benchmarks.TimedRounds | None = None
         self._exit = os._exit
@@ -79,14 +80,7 @@ class _TestProcess:
             os.write(2, said.encode("utf-8", "backslashreplace"))
         self._exit(status)
 
-    def _phase(self, phase: str, labels: AbstractContextManager[Any]) -> Generator[None, Any, Any]:
-        """Runs a phase of the test within its labels, and adds its CPU time to its results."""
-        begin = time.process_time()
-        try:
-            with labels:
-                return (yield)
-        finally:
-            self.result.cpu[phase] = time.process_time() - begin
+    # The three phases do not share a generator: with thousands of short tests, that would take longer than what they do.
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> Generator[None, Any, Any]:
@@ -94,7 +88,7 @@ class _TestProcess:
         recording = self.active()
         if recording is None:
             return (yield)
-        self._label = results.label_of(item.nodeid)
+        self._nodeid, self._label = item.nodeid, results.label_of(item.nodeid)
         wrong, self._limits = "", limits.Limits()
         try:
             self._limits = limits.limits_of(item)
@@ -102,7 +96,12 @@ class _TestProcess:
             wrong = str(error)
         # Also if an earlier test has stopped it.
         recording.start(self._limits.rate or RATE)
-        result = yield from self._phase("setup", span(self._label, "setup"))
+        begin = time.process_time()
+        try:
+            with span(self._label, "setup"):
+                result = yield
+        finally:
+            self.result.cpu["setup"] = time.process_time() - begin
         if wrong:
             # Not before: what has not been set up cannot be torn down.
             pytest.fail(wrong, pytrace=False)
@@ -114,14 +113,16 @@ class _TestProcess:
         if recording is None:
             return (yield)
         benchmark = getattr(item, "funcargs", {}).get("benchmark")
-        labels = span(self._label, "call")
+        labels: AbstractContextManager[Any] = span(self._label, "call")
         if benchmark is not None:
             self._rounds = benchmarks.follow(benchmark, recording, self._label)
-            if self._rounds is not None:
-                labels = untimed(self._label)
+            labels = benchmarks.around(benchmark, recording, labels if self._rounds is None else untimed(self._label))
+        begin = time.process_time()
         try:
-            result = yield from self._phase("call", labels)
+            with labels:
+                result = yield
         finally:
+            self.result.cpu["call"] = time.process_time() - begin
             self._count_rounds()
         if self.active() is not None:
             limits.check(self._limits, self.result)
@@ -142,20 +143,22 @@ class _TestProcess:
     def pytest_runtest_teardown(self, item: pytest.Item) -> Generator[None, Any, Any]:
         if self.active() is None:
             return (yield)
+        begin = time.process_time()
         try:
-            return (yield from self._phase("teardown", span(self._label, "teardown")))
+            with span(self._label, "teardown"):
+                return (yield)
         finally:
+            self.result.cpu["teardown"] = time.process_time() - begin
             # Not those of an earlier attempt, if a plugin repeats tests that fail.
             kept = [entry for entry in item.user_properties if not entry[0].startswith("nativeprof_")]
             item.user_properties[:] = [*kept, *properties(self.result)]
 
-    @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_makereport(self, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
-        report = yield
-        if call.when == "teardown" and self.result.cpu:
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        # Not for tests that a plugin runs in a process of their own.
+        if report.when == "teardown" and report.nodeid == self._nodeid and self.active() is not None:
             # As JSON: workers of pytest-xdist send it.
             report.nativeprof = {"label": self._label, **self.result.to_json()}
-        return report
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
