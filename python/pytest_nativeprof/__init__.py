@@ -42,9 +42,10 @@ def pytest_configure(config: pytest.Config) -> None:
     """Begins to record, if that is wanted."""
     config.addinivalue_line("markers", _MARKER)
     if config.getoption("nativeprof"):
-        from .session import start
+        if not config.getoption("collectonly"):
+            from .session import start
 
-        start(config)
+            start(config)
         return
     for name in ("mode", "save", "compare", "fail_above"):
         if config.getoption(f"nativeprof_{name}") is not None:

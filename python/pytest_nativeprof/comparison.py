@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from .recording import command
-from .results import Results, Run
+from .results import Results, Run, printable
 
 # Rows that are shown, at most.
 _MOST = 10
@@ -59,10 +59,12 @@ def compared(before: list[Run], after: list[Run], mode: str, limit: Limit | None
     comparison = Comparison()
     runs = f"{_counted(len(before), 'earlier run')} and {_counted(len(after), 'present run')}"
     comparison.lines.append(f"compared: {runs}")
-    now = after[-1].results
-    new = sum(not any(label in run.results for run in before) for label in now)
+    now, earlier = after[-1].results, newest(before)
+    new, gone = len(now.keys() - earlier.keys()), len(earlier.keys() - now.keys())
     if new:
         comparison.lines.append(f"{_counted(new, 'test')} of {len(now)} not compared: no earlier run has them")
+    if gone:
+        comparison.lines.append(f"{_counted(gone, 'test')} of earlier runs not compared: they did not run now")
     if mode != "samples":
         _compare_calls(comparison, before, after, limit)
     if mode != "counts" and not (limit is not None and limit.is_calls):
@@ -126,7 +128,7 @@ def _compare_calls(comparison: Comparison, before: list[Run], after: list[Run], 
             if row.by > 0:
                 grown.append(row)
     if not tests:
-        comparison.lines.append("calls: no earlier run has counted them; make one with --nativeprof-mode=counts")
+        comparison.lines.append("calls: no earlier run has counted those of these tests; make one with --nativeprof-mode=counts")
         comparison.fails |= limit is not None
         return
     above = [row for row in grown if limit is not None and row.is_above(limit)]
@@ -145,7 +147,7 @@ def _compare_calls(comparison: Comparison, before: list[Run], after: list[Run], 
         comparison.lines.append(f"{'BEFORE':>12} {'AFTER':>12} {'CHANGE':>10}  TEST, FUNCTION")
     rows.sort(key=lambda row: -row.by)
     for row in rows[:_MOST]:
-        where = row.label if row.function is None else f"{row.label}, {row.function}"
+        where = row.label if row.function is None else f"{row.label}, {printable(row.function)}"
         comparison.lines.append(f"{_shown(row.before):>12} {_shown(row.after):>12} {row.by:>+10,}  {where}")
     if len(rows) > _MOST:
         comparison.lines.append(f"and {len(rows) - _MOST} more")

@@ -14,7 +14,7 @@ from typing import Any, Callable
 import nativeprof
 from nativeprof.profiler import Profile, Profiler
 
-from .results import Calls, file_of
+from .results import Calls, file_of, printable
 
 #: Samples per second of CPU time.
 RATE = 100
@@ -110,7 +110,7 @@ class Recording:
                 if known is None:
                     known = self._files[file] = file_of(file, self._root)
                 # Without its line, which changes with what is above it.
-                function = f"{name} ({known})"
+                function = printable(f"{name} ({known})")
                 calls[function] = calls.get(function, 0) + count
         return calls
 

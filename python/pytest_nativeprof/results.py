@@ -24,14 +24,19 @@ _MOST_FILE = 1 << 28
 Calls = dict[str, int]
 
 
+def printable(text: str) -> str:
+    """The text with escapes for what is not printable."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+
+
 def label_of(nodeid: str) -> str:
     """The value of the label ``test``: the id, with escapes for what is not printable.
 
     Long ones are cut, and end in a hash, so different ids have different labels.
     """
-    text = nodeid
-    if not text.isprintable():
-        text = "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+    text = printable(nodeid)
     if len(text) * 4 <= _MOST_BYTES:
         return text
     content = text.encode("utf-8", "backslashreplace")
@@ -176,7 +181,7 @@ def runs(directory: Path, notes: list[str]) -> list[Run]:
             notes.append(f"{path} is left out, with the profile of its run: {error}")
             continue
         if content.get("python") != platform.python_version():
-            notes.append(f"{profile} is of Python {content.get('python')}, this run of {platform.python_version()}")
+            notes.append(f"{profile} is of Python {content.get('python')!r}, this run of {platform.python_version()}")
         tests = content["tests"].items()
         found.append(Run(profile, {str(label): TestResult.from_json(value) for label, value in tests}))
     return found

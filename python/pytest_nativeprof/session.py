@@ -17,6 +17,8 @@ from typing import Any
 
 import pytest
 
+from nativeprof import _files
+
 from . import benchmarks, comparison, limits, results
 from .recording import RATE, Recording, command, span, untimed
 from .results import Results, Run, TestResult
@@ -340,10 +342,12 @@ class _Session:
             self._comparison = comparison.compared(self._before, after, self._mode, self._limit)
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        write, total = terminalreporter.write_line, self._cpu
+        write = terminalreporter.write_line
         terminalreporter.section("nativeprof")
         phases = {phase: sum(r.cpu.get(phase, 0.0) for r in self._results.values()) for phase in (*results.PHASES, "untimed")}
-        outside = max(total - sum(phases.values()), 0.0)
+        # Workers that have crashed have not said how much they used in all.
+        total = max(self._cpu, sum(phases.values()))
+        outside = total - sum(phases.values())
         if not phases["untimed"]:
             del phases["untimed"]
         parts = ", ".join(f"{phase} {seconds:.2f} s" for phase, seconds in [*phases.items(), ("outside of tests", outside)])
@@ -360,6 +364,8 @@ class _Session:
                 write(line)
         for note, count in self._notes.items():
             write(f"note: {note}" + (f" ({count} times)" if count > 1 else ""))
+        if self._save is None:
+            write("the profile is not saved; add --nativeprof-save=DIR")
         if self._saved is not None:
             kinds = {"samples": "samples", "counts": "calls"}.get(self._mode)
             amounts = [f"{self._amounts[kind]:,} {kind}" for kind in ("samples", "calls") if kinds in (None, kind)]
@@ -372,7 +378,8 @@ def merge(parts: list[Path], path: Path) -> None:
     :raises OSError: it cannot be written.
     """
     if len(parts) == 1:
-        shutil.copyfile(parts[0], path)
+        with _files.replacing(path) as new:
+            shutil.copyfile(parts[0], new)
         return
     if not parts:
         raise OSError("nothing was recorded")

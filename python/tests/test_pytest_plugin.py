@@ -395,7 +395,7 @@ def test_a_baseline_of_another_kind_is_named(tmp_path):
     notes = []
     (run,) = results.runs(tmp_path, notes)
     assert len([note for note in notes if "is left out" in note]) == 5, notes
-    assert "is of Python 2.7" in notes[-1]
+    assert "is of Python '2.7'" in notes[-1]
     assert [(r.cpu, r.calls) for r in run.results.values()] == [({"call": 1}, {"g": 2}), ({}, None), ({}, None)]
 
 
