@@ -11,6 +11,7 @@ use crate::escape::{self, line};
 use crate::idle;
 use crate::lags::Lag;
 use crate::model::{Frame, FrameKind, Meta, ModuleMeta, Profile, Quality};
+use crate::resident::MemoryChanges;
 use crate::values::{Unit, ValueType};
 use crate::waits;
 
@@ -196,6 +197,58 @@ pub fn lags(lags: &[Lag], threshold: u64) -> String {
         line(&format!("{task}{}", longest.place()))
     )
 }
+
+/// What became of the resident memory of the recorded processes, a line for each kind; `None` for other recordings.
+///
+/// `  memory:   resident 20.1 MiB, +341.4 MiB grown, -124.8 MiB given back = 236.7 MiB; measured 20.1 -> 236.7 MiB`
+pub fn memory(meta: &Meta) -> Option<String> {
+    let show = |amount: u64| Unit::Bytes.show(amount);
+    let account = |changes: &MemoryChanges| {
+        let mut text = format!(
+            "{} + {} grown - {} given back",
+            show(changes.start),
+            show(changes.grown),
+            show(changes.returned)
+        );
+        if changes.grown_by_others > 0 {
+            let _ = write!(text, " + {} grown by other tasks", show(changes.grown_by_others));
+        }
+        if changes.returned_by_others > 0 {
+            let _ = write!(text, " - {} taken by other tasks", show(changes.returned_by_others));
+        }
+        format!("{text} = {}", show(changes.end()))
+    };
+    let mut lines = Vec::new();
+    for memory in meta.memory.iter().take(MAX_ACCOUNTS) {
+        let whose = if meta.memory.len() > 1 {
+            format!("process {}: ", memory.pid)
+        } else {
+            String::new()
+        };
+        let measured = match memory.measured {
+            None => String::new(),
+            Some((start, end)) => format!(" (measured: {} to {})", show(start), show(end)),
+        };
+        lines.push(format!("  memory:   {whose}{}{measured}", account(&memory.total())));
+        for (kind, changes) in [
+            ("anonymous", &memory.anonymous),
+            ("file", &memory.file),
+            ("shared", &memory.shared),
+        ] {
+            if changes.end() > 0 || changes.all_grown() > 0 {
+                lines.push(format!("            {kind}: {}", account(changes)));
+            }
+        }
+    }
+    if meta.memory.len() > MAX_ACCOUNTS {
+        let more = counted((meta.memory.len() - MAX_ACCOUNTS) as u64, "accounts");
+        lines.push(format!("            {more} more: in the profile (json)"));
+    }
+    (!lines.is_empty()).then(|| lines.join("\n"))
+}
+
+/// Accounts of processes that a summary shows, at most.
+const MAX_ACCOUNTS: usize = 8;
 
 /// `  tasks:    99.8% of 1204 samples in coroutines and greenlets have their task`; the others ran a task that was gone
 /// when it was read, or a coroutine of another library.

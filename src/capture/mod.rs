@@ -238,11 +238,6 @@ pub trait Backend {
         Vec::new()
     }
 
-    /// Which of a process's pages (avma, in any order) are resident now; `None`: it has ended, or that is not known.
-    fn are_resident(&mut self, _pid: Pid, _pages: &[u64]) -> Option<Vec<bool>> {
-        None
-    }
-
     /// While sampling: threads that may sleep, listed since the last call, where the backend does not read their stacks. Their
     /// time counts if they sleep when they are read.
     fn sleeping(&mut self) -> Vec<OpenInterval> {

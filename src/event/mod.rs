@@ -378,8 +378,17 @@ pub struct MemoryRange {
     /// avma of the first byte, and past the last one.
     pub from: u64,
     pub to: u64,
-    /// Where it begins now; `None`: it was given back.
-    pub moved_to: Option<u64>,
+    pub change: RangeChange,
+}
+
+/// What has become of a range of memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RangeChange {
+    GivenBack,
+    /// It begins at this avma now.
+    MovedTo(u64),
+    /// Pages of files in it have gone, but not which ones is known.
+    SomeOfFiles,
 }
 
 /// Output of a backend, in chronological order.

@@ -43,6 +43,11 @@ pub trait System {
         0
     }
 
+    /// Which of a process's pages (avma) are resident; `None`: it has ended, or that may not be read. Not on tapes.
+    fn resident_pages(&self, _pid: Pid, _pages: &[u64]) -> Option<Vec<bool>> {
+        None
+    }
+
     /// When a process was started, clock ticks since the machine was: tells it from a later one with the same number.
     /// Not on tapes.
     fn start_time(&self, _pid: Pid) -> Option<u64> {
@@ -172,6 +177,10 @@ impl System for LiveSystem {
 
     fn code_start(&self, pid: Pid) -> u64 {
         procfs::code_start(pid)
+    }
+
+    fn resident_pages(&self, pid: Pid, pages: &[u64]) -> Option<Vec<bool>> {
+        procfs::resident_pages(pid, pages)
     }
 
     fn start_time(&self, pid: Pid) -> Option<u64> {

@@ -260,7 +260,10 @@ impl Session {
                 }
             }
             Event::Exit { pid, tid } => self.exit(pid, tid, update)?,
-            Event::MemoryRange(range) => self.activities.resident.apply(&range, &mut self.segment),
+            Event::MemoryRange(range) => {
+                let resident = &mut self.activities.resident;
+                resident.apply(&range, &*self.files.system, &mut self.segment);
+            }
             Event::Lost(_) | Event::Comm { .. } => {}
         }
         Ok(())

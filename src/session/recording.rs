@@ -233,7 +233,7 @@ impl Recording {
         // Threads that have got a CPU meanwhile have handed in the samples of their last waits.
         failure = failure.or(self.drain(until).err());
         let memory = self.backend.memory_accounts();
-        self.session.add_memory(&memory, &mut *self.backend);
+        self.session.add_memory(&memory);
         let left = std::mem::take(&mut self.pump).discard(&mut *self.backend);
         let mut counts = self.counts();
         counts.lost += *left.as_ref().unwrap_or(&0);

@@ -10,17 +10,28 @@ use rustc_hash::FxHashMap;
 
 use super::Session;
 use super::segment::Segment;
-use crate::capture::Backend;
 use crate::counts::{FramePath, RawMemory, RawTimelineSample};
-use crate::event::{MemoryChange, MemoryKind, MemoryRange, PAGE, Pid, Sample};
+use crate::event::{MemoryChange, MemoryKind, MemoryRange, PAGE, Pid, RangeChange, Sample};
 use crate::frame::{Origin, RawFrame};
 use crate::interleave::StackQuality;
+use crate::process::system::System;
 use crate::profile::resident::ResidentMemory;
 
-/// Samples of growth whose memory may be resident, by process and page (avma): rows of the timeline.
+/// Samples by page.
+type Pages = BTreeMap<u64, Vec<GrownSample>>;
+
+/// A sample of growth.
+#[derive(Clone, Copy)]
+struct GrownSample {
+    /// Of the timeline.
+    row: u32,
+    kind: MemoryKind,
+}
+
+/// Samples of growth whose memory may be resident, by process and page (avma).
 #[derive(Default)]
 pub(super) struct Resident {
-    by_process: FxHashMap<Pid, BTreeMap<u64, Vec<u32>>>,
+    by_process: FxHashMap<Pid, Pages>,
     /// Bytes of growth that no page is known of.
     pub(super) without_page: u64,
 }
@@ -41,11 +52,14 @@ impl Resident {
         if change.length == 0 {
             forget(pages, page, page + PAGE, segment);
         }
-        pages.entry(page).or_default().push(row as u32);
+        pages.entry(page).or_default().push(GrownSample {
+            row: row as u32,
+            kind: change.kind,
+        });
     }
 
     /// A process has given back a range, or moved it.
-    pub(super) fn apply(&mut self, range: &MemoryRange, segment: &mut Segment) {
+    pub(super) fn apply(&mut self, range: &MemoryRange, system: &dyn System, segment: &mut Segment) {
         let Some(pages) = self.by_process.get_mut(&range.pid) else {
             return;
         };
@@ -57,9 +71,17 @@ impl Resident {
         if to <= from {
             return;
         }
-        match range.moved_to {
-            None => forget(pages, from, to, segment),
-            Some(at) => {
+        match range.change {
+            RangeChange::GivenBack => forget(pages, from, to, segment),
+            RangeChange::SomeOfFiles => {
+                let is_of_file = |sample: &GrownSample| sample.kind != MemoryKind::Anonymous;
+                let of_files = pages
+                    .range(from..to)
+                    .filter(|(_, samples)| samples.iter().any(is_of_file));
+                let of_files = of_files.map(|(page, _)| *page).collect();
+                forget_absent(pages, range.pid, of_files, system, segment);
+            }
+            RangeChange::MovedTo(at) => {
                 let moved = take(pages, from, to);
                 forget(pages, at, at.saturating_add(to - from), segment);
                 for (page, rows) in moved {
@@ -78,16 +100,26 @@ impl Resident {
 }
 
 /// Removes the samples of a range, whose memory has gone.
-fn forget(pages: &mut BTreeMap<u64, Vec<u32>>, from: u64, to: u64, segment: &mut Segment) {
-    for (_, rows) in take(pages, from, to) {
-        for row in rows {
-            segment.has_gone(row);
+fn forget(pages: &mut Pages, from: u64, to: u64, segment: &mut Segment) {
+    for (_, samples) in take(pages, from, to) {
+        for sample in samples {
+            segment.has_gone(sample.row);
         }
     }
 }
 
+/// Removes the samples of those of the pages that are not resident.
+fn forget_absent(pages: &mut Pages, pid: Pid, wanted: Vec<u64>, system: &dyn System, segment: &mut Segment) {
+    let Some(present) = system.resident_pages(pid, &wanted) else {
+        return;
+    };
+    for (page, _) in wanted.iter().zip(present).filter(|(_, is_present)| !is_present) {
+        forget(pages, *page, page.saturating_add(PAGE), segment);
+    }
+}
+
 /// Removes the samples of a range, and returns them.
-fn take(pages: &mut BTreeMap<u64, Vec<u32>>, from: u64, to: u64) -> Vec<(u64, Vec<u32>)> {
+fn take(pages: &mut Pages, from: u64, to: u64) -> Vec<(u64, Vec<GrownSample>)> {
     let found: Vec<u64> = pages.range(from..to).map(|(page, _)| *page).collect();
     let taken = found.into_iter().filter_map(|page| pages.remove_entry(&page));
     taken.collect()
@@ -118,15 +150,11 @@ fn page_of(change: &MemoryChange, random: u64) -> Option<u64> {
 
 impl Session {
     /// Ends the account: looks up which of the sampled memory is resident, and counts what other tasks have done.
-    pub(super) fn add_memory(&mut self, accounts: &[ResidentMemory], backend: &mut dyn Backend) {
+    pub(super) fn add_memory(&mut self, accounts: &[ResidentMemory]) {
+        let system = self.files.system.clone();
         for (pid, pages) in &mut self.activities.resident.by_process {
-            let numbers: Vec<u64> = pages.keys().copied().collect();
-            let Some(present) = backend.are_resident(*pid, &numbers) else {
-                continue;
-            };
-            for (page, _) in numbers.iter().zip(present).filter(|(_, is_present)| !is_present) {
-                forget(pages, *page, page.saturating_add(PAGE), &mut self.segment);
-            }
+            let all = pages.keys().copied().collect();
+            forget_absent(pages, *pid, all, &*system, &mut self.segment);
         }
         let now = self.files.system.now();
         for account in accounts {
@@ -170,6 +198,7 @@ impl Session {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::process::system::LiveSystem;
 
     fn grown(address: u64, length: u64, pages: i64) -> MemoryChange {
         MemoryChange {
@@ -197,24 +226,29 @@ mod tests {
     #[test]
     fn ranges_take_out_what_grew_before() {
         let (mut resident, mut segment) = (Resident::default(), Segment::default());
-        let range = |from, to, moved_to| MemoryRange {
+        let range = |from, to, change| MemoryRange {
             pid: 7,
             from,
             to,
-            moved_to,
+            change,
         };
+        use RangeChange::{GivenBack, MovedTo};
         add(&mut resident, &mut segment, grown(0x10_0123, 0, 1));
         add(&mut resident, &mut segment, grown(0x20_0000, 0, 1));
         add(&mut resident, &mut segment, grown(0, 0, 1)); // not known where
         assert_eq!(rows(&segment), [true, true, true]);
-        resident.apply(&range(0x10_0000, 0x10_0001, None), &mut segment);
+        resident.apply(&range(0x10_0000, 0x10_0001, GivenBack), &LiveSystem, &mut segment);
         assert_eq!(rows(&segment), [false, true, true]);
         // The same page again; moved, then given back where it was before, and where it is.
         add(&mut resident, &mut segment, grown(0x10_0000, 0, 1));
-        resident.apply(&range(0x10_0000, 0x10_2000, Some(0x90_0000)), &mut segment);
-        resident.apply(&range(0x10_0000, 0x10_2000, None), &mut segment);
+        resident.apply(
+            &range(0x10_0000, 0x10_2000, MovedTo(0x90_0000)),
+            &LiveSystem,
+            &mut segment,
+        );
+        resident.apply(&range(0x10_0000, 0x10_2000, GivenBack), &LiveSystem, &mut segment);
         assert_eq!(rows(&segment), [false, true, true, true]);
-        resident.apply(&range(0x90_0000, 0x90_1000, None), &mut segment);
+        resident.apply(&range(0x90_0000, 0x90_1000, GivenBack), &LiveSystem, &mut segment);
         assert_eq!(rows(&segment), [false, true, true, false]);
         // Another page at the place of one that was taken unseen.
         add(&mut resident, &mut segment, grown(0x20_0000, 0, 1));
@@ -222,9 +256,13 @@ mod tests {
         resident.exec(7, &mut segment);
         assert_eq!(rows(&segment), [false, false, true, false, false]);
         // Of hostile sizes.
-        for (from, to, moved_to) in [(u64::MAX, u64::MAX, None), (9, 3, None), (0, u64::MAX, Some(u64::MAX))] {
+        for (from, to, change) in [
+            (u64::MAX, u64::MAX, GivenBack),
+            (9, 3, GivenBack),
+            (0, u64::MAX, MovedTo(u64::MAX)),
+        ] {
             add(&mut resident, &mut segment, grown(0x20_0000, 0, 1));
-            resident.apply(&range(from, to, moved_to), &mut segment);
+            resident.apply(&range(from, to, change), &LiveSystem, &mut segment);
         }
     }
 

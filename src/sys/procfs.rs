@@ -484,6 +484,22 @@ pub fn rss(pid: Pid) -> Option<u64> {
     rolled_up(pid, "Rss")
 }
 
+/// Which of a process's pages (avma) are resident, by its page table; `None`: it has ended, or that may not be read.
+pub fn resident_pages(pid: Pid, pages: &[u64]) -> Option<Vec<bool>> {
+    /// Bit of a page that is present (Documentation/admin-guide/mm/pagemap.rst, v6.18).
+    const PRESENT: u64 = 1 << 63;
+    let table = File::open(format!("/proc/{pid}/pagemap")).ok()?;
+    let mut entry = [0; 8];
+    // The table of a process that has ended is empty.
+    table.read_exact_at(&mut entry, 0).ok()?;
+    let size = super::memory::page_size() as u64;
+    let mut is_present = |page: &u64| {
+        let is_read = table.read_exact_at(&mut entry, page / size * 8).is_ok();
+        is_read && u64::from_ne_bytes(entry) & PRESENT != 0
+    };
+    Some(pages.iter().map(&mut is_present).collect())
+}
+
 /// A size in proc(5), `smaps_rollup`, bytes.
 fn rolled_up(pid: Pid, name: &str) -> Option<u64> {
     let text = read_text(format!("/proc/{pid}/smaps_rollup")).ok()?;

@@ -8,7 +8,8 @@ use crate::cpython_layout::{
 };
 use crate::event::{
     CodeCopy, Dispatcher, Holder, HostSample, MemoryChange, MemoryKind, MemoryRange, NewProcess, PAGE, Part, Pid,
-    Polled, ProgramId, RUNNING_TASK, RawPyFrame, Sample, SpanRecords, StackBytes, Tid, TimeSpent, WakeUp, WalkStatus,
+    Polled, ProgramId, RUNNING_TASK, RangeChange, RawPyFrame, Sample, SpanRecords, StackBytes, Tid, TimeSpent, WakeUp,
+    WalkStatus,
 };
 
 /// `HEAD` of the program.
@@ -108,7 +109,11 @@ pub fn decode_range(b: &[u8]) -> Option<DecodedRecord> {
         pid: u32_at(b, PID)?,
         from: u64_at(b, RANGE_FROM)?,
         to: u64_at(b, RANGE_TO)?,
-        moved_to: Some(u64_at(b, RANGE_MOVED_TO)?).filter(|at| *at != 0),
+        change: match u64_at(b, RANGE_MOVED_TO)? {
+            0 => RangeChange::GivenBack,
+            u64::MAX => RangeChange::SomeOfFiles,
+            at => RangeChange::MovedTo(at),
+        },
     };
     Some(DecodedRecord::Range(u64_at(b, TIME)?, range))
 }

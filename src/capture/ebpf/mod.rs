@@ -532,10 +532,6 @@ impl Backend for EbpfBackend {
         self.rss.as_mut().map_or(Vec::new(), Rss::accounts)
     }
 
-    fn are_resident(&mut self, pid: Pid, pages: &[u64]) -> Option<Vec<bool>> {
-        self.rss.as_mut()?.are_present(pid, pages)
-    }
-
     fn exceeded_limits(&self) -> Vec<String> {
         let records = self.lost_sideband;
         let sideband = (records > 0).then(|| {

@@ -4,7 +4,6 @@
 
 use std::fs::File;
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::FileExt;
 
 use aya::Ebpf;
 use aya::maps::{Array, MapData, PerCpuArray, PerCpuValues};
@@ -52,9 +51,6 @@ const RETURNED: usize = GROWN + MEMBERS;
 const OTHERS_GROWN: usize = RETURNED + MEMBERS;
 const OTHERS_RETURNED: usize = OTHERS_GROWN + MEMBERS;
 
-/// A present page in `/proc/PID/pagemap` (Documentation/admin-guide/mm/pagemap.rst).
-const PRESENT: u64 = 1 << 63;
-
 /// Programs and their events. Those that find addresses may be missing.
 const PROGRAMS: [(&str, &str); 2] = [("rss_changed", "rss_stat"), ("exec_rss", "sched_process_exec")];
 const WITH_CHILDREN: (&str, &str) = ("fork_rss", "sched_process_fork");
@@ -70,20 +66,14 @@ pub fn spaces(children: bool) -> u32 {
     if children { MAX_SPACES } else { SPACES_OF_ONE }
 }
 
-/// What is known of a process.
-struct Observed {
-    pagemap: File,
-    /// `Rss` of `smaps_rollup`, bytes.
-    start: Option<u64>,
-}
-
 /// The programs for resident memory.
 pub struct Rss {
     spaces: Array<MapData, Space>,
     parts: PerCpuArray<MapData, SpacePart>,
     cells: Array<MapData, [u64; 2]>,
     lost: PerCpuArray<MapData, u64>,
-    observed: FxHashMap<Pid, Observed>,
+    /// `Rss` of `smaps_rollup` when a process began to be observed, bytes; `None`: it could not be read.
+    measured: FxHashMap<Pid, Option<u64>>,
     /// Of address spaces that have gone.
     ended: Vec<ResidentMemory>,
     /// Processes that there was no room for.
@@ -121,7 +111,7 @@ impl Rss {
             parts: object::take_map(bpf, "SPACE_PARTS")?.try_into().map_err(map_error)?,
             cells: object::take_map(bpf, "SPACE_CELL")?.try_into().map_err(map_error)?,
             lost: object::take_map(bpf, "LOST_RANGES")?.try_into().map_err(map_error)?,
-            observed: FxHashMap::default(),
+            measured: FxHashMap::default(),
             ended: Vec::new(),
             refused: 0,
         })
@@ -166,21 +156,20 @@ impl Rss {
                     ));
             }
         }
-        let start = procfs::rss(pid);
-        self.observed.insert(pid, Observed { pagemap, start });
+        self.measured.insert(pid, procfs::rss(pid));
         Ok(())
     }
 
     /// A process that executes a program: its counters begin at the programs of the kernel.
     pub fn begin_at_exec(&mut self, pid: Pid) {
-        self.observed.remove(&pid);
+        self.measured.remove(&pid);
     }
 
     /// Takes the account of a process that has ended.
     pub fn remove_process(&mut self, pid: Pid) {
         let accounts = self.take_accounts(|of| of == pid);
         self.ended.extend(accounts);
-        self.observed.remove(&pid);
+        self.measured.remove(&pid);
     }
 
     /// Stops: what changes from here on is not counted.
@@ -198,10 +187,8 @@ impl Rss {
                 continue;
             }
             // By its counters, where the process has executed its program since the recording began.
-            let start = match self.observed.get(&account.pid) {
-                Some(observed) => observed.start,
-                None => Some(account.total().start),
-            };
+            let start = self.measured.get(&account.pid).copied();
+            let start = start.unwrap_or(Some(account.total().start));
             account.measured = start.zip(procfs::rss(account.pid));
         }
         self.ended = ended;
@@ -210,24 +197,6 @@ impl Rss {
     /// The accounts, by process and program.
     pub fn accounts(&mut self) -> Vec<ResidentMemory> {
         std::mem::take(&mut self.ended)
-    }
-
-    /// Which pages of a process are present.
-    pub fn are_present(&mut self, pid: Pid, pages: &[u64]) -> Option<Vec<bool>> {
-        let opened;
-        let file = match self.observed.get(&pid) {
-            Some(observed) => &observed.pagemap,
-            None => {
-                opened = File::open(format!("/proc/{pid}/pagemap")).ok()?;
-                &opened
-            }
-        };
-        let mut entry = [0; 8];
-        let mut is_present = |page: &u64| {
-            let is_read = file.read_exact_at(&mut entry, page / PAGE * 8).is_ok();
-            is_read && u64::from_ne_bytes(entry) & PRESENT != 0
-        };
-        Some(pages.iter().map(&mut is_present).collect())
     }
 
     /// Limits that were exceeded, as text.

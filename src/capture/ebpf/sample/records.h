@@ -203,7 +203,7 @@ struct change {
 struct memory_range {
 	__u32 size, pid, tid, flags;
 	__u64 time, from, to;
-	__u64 moved_to;           // 0: given back
+	__u64 moved_to;           // 0: given back; ~0: some of it was given back
 };
 
 // As abi.rs has them.

@@ -24,6 +24,10 @@
 #define POPULATE (0x8000 | 0x2000) // MAP_POPULATE, MAP_LOCKED (asm-generic/mman.h)
 #define MAX_HEAD_BYTES 512        // of a map's head, up to the addresses of its elements; a power of two
 
+// Which part of a range was given back.
+enum { RANGE_NONE, RANGE_ALL, RANGE_UNKNOWN };
+#define SOME_OF_IT (~0ULL)
+
 // Results of `begin_space`.
 enum { SPACE_BEGUN, SPACE_UNKNOWN_KERNEL, SPACE_NO_ROOM, SPACE_CHANGED, SPACE_NOT_FOUND };
 
@@ -193,6 +197,20 @@ static __always_inline __u32 space_number(__u64 mm)
 	at ^= 1;
 	cell = bpf_map_lookup_elem(&SPACE_CELL, &at);
 	return cell && cell->mm == mm ? cell->index + 1 : 0;
+}
+
+// An address space has gone: its address may be used again.
+static __always_inline void forget_cell(__u64 mm)
+{
+	__u32 at = cell_of(mm);
+	struct space_cell *cell = bpf_map_lookup_elem(&SPACE_CELL, &at);
+
+	if (cell && cell->mm != mm) {
+		at ^= 1;
+		cell = bpf_map_lookup_elem(&SPACE_CELL, &at);
+	}
+	if (cell && cell->mm == mm)
+		cell->mm = 0;
 }
 
 // Bytes to the next point of the clock: between two entries of the table.
@@ -450,7 +468,8 @@ int area_found(struct bpf_raw_tracepoint_args *ctx)
 	return 0;
 }
 
-// The range that a thread gives back in this system call, or by this fault: `from` and `to`. False if it is not known.
+// What a thread gives back in this system call, or by this fault: `from` and `to`. RANGE_UNKNOWN: some of it, as a file has become
+// shorter.
 static __always_inline int range_given_back(struct space *s, struct system_call *call, __u32 member, __u64 address, __u64 *from,
 					    __u64 *to)
 {
@@ -460,18 +479,25 @@ static __always_inline int range_given_back(struct space *s, struct system_call 
 	case MUNMAP:
 	case MADVISE:
 	case MMAP:
-		return 1;
+		return RANGE_ALL;
 	case MREMAP:
 		*from += call->third;
-		return call->third < call->second;
+		return call->third < call->second ? RANGE_ALL : RANGE_NONE;
 	case BRK:
 		*to = s->highest_brk;
-		return *from < *to;
+		return *from < *to ? RANGE_ALL : RANGE_NONE;
+	}
+	if (member == RSS_ANONYMOUS)
+		return RANGE_NONE;
+	if ((__s64)call->number >= 0) {
+		*from = 0;
+		*to = USER_END;
+		return RANGE_UNKNOWN;
 	}
 	// A page of a file that a copy takes the place of.
 	*from = address & ~(PAGE - 1);
 	*to = *from + PAGE;
-	return address && member != RSS_ANONYMOUS;
+	return address ? RANGE_ALL : RANGE_NONE;
 }
 
 // Where the memory lies that a thread gets in this system call, without a page fault.
@@ -618,6 +644,7 @@ int rss_changed(struct bpf_raw_tracepoint_args *ctx)
 		// The process ends, or executes another program.
 		if ((__u64)BPF_CORE_READ(task, mm) != mm) {
 			s->mm = ENDED;
+			forget_cell(mm);
 			return 0;
 		}
 		part->returned[member] -= pages;
@@ -632,14 +659,16 @@ int rss_changed(struct bpf_raw_tracepoint_args *ctx)
 		address = fault->address;
 	last_call(facts, &call);
 	if (pages < 0) {
-		if (range_given_back(s, &call, member, address, &from, &to) &&
+		int which = range_given_back(s, &call, member, address, &from, &to);
+
+		if (which != RANGE_NONE &&
 		    (part->range_sampled != s->sampled || part->range.number != call.number || part->range.first != from ||
 		     part->range.second != to)) {
 			part->range.number = call.number;
 			part->range.first = from;
 			part->range.second = to;
 			part->range_sampled = s->sampled;
-			pass_range(s->pid, from, to, 0);
+			pass_range(s->pid, from, to, which == RANGE_UNKNOWN ? SOME_OF_IT : 0);
 		}
 		if (!part->until_returned)
 			part->until_returned = gap();
