@@ -126,6 +126,11 @@ fn length(rate: u64) -> u64 {
 const GIL_HOLDERS: &str = " of GIL holders";
 
 impl Meta {
+    /// The event, without what [`event_name`] adds to it.
+    pub fn event_alone(&self) -> &str {
+        self.event.strip_suffix(GIL_HOLDERS).unwrap_or(&self.event)
+    }
+
     /// Whether only threads were sampled that held the GIL.
     pub fn is_of_gil_holders(&self) -> bool {
         self.event.ends_with(GIL_HOLDERS)

@@ -41,6 +41,8 @@ pub fn block(meta: &Meta, written: &str, is_verbose: bool) -> String {
     );
     let stacks = if q.taken == 0 && meta.is_of_gil_holders() {
         "none: no sampled thread held the GIL".into()
+    } else if q.taken == 0 && !meta.memory.is_empty() {
+        "none: resident memory did not change, or too little for a sample; try a smaller --interval".into()
     } else {
         stacks(q)
     };

@@ -191,7 +191,8 @@ impl Profile {
     }
 
     /// Index in [`Profile::value_types`] of what views of the profile show unless another value is chosen: wall-clock time,
-    /// or another time of what is no sample, such as calls; memory that grew and is still resident; else the count. Samples of CPU time remain samples: these stand
+    /// or another time of what is no sample, such as calls; memory that grew and is still resident; the events that samples stand
+    /// for; else the count. Samples of CPU time remain samples: these stand
     /// for the same time each, and say how much they prove.
     pub fn default_value(&self) -> usize {
         let types = self.value_types();
@@ -205,6 +206,10 @@ impl Profile {
             ];
             let found = memory.iter().filter_map(|kind| self.find_value(&kind.name));
             return found.into_iter().find(is_shown).unwrap_or(0);
+        }
+        // Samples of events stand for different numbers of them.
+        if let Some(events) = self.find_value(self.meta.event_alone()).filter(|at| *at > 0) {
+            return events;
         }
         let is_time = |at: &usize| types[*at].kind.unit == Unit::Nanoseconds;
         let mut times = (0..types.len()).filter(|at| is_time(at) && is_shown(at));

@@ -249,6 +249,7 @@ impl InterruptKind {
 /// The time of a thread that a sample represents, ns. All 0 if only CPU time is sampled: then it is one period.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TimeSpent {
+    /// Of events that are counted, not a time: how many of them the sample stands for.
     pub cpu: u64,
     /// Preempted or woken, without a CPU.
     pub runnable: u64,

@@ -41,7 +41,7 @@ use jit::{name_anonymous, trampoline_name};
 use naming::NamingProcess;
 pub use perf_maps::PerfMap;
 pub use source_files::SourceFiles;
-use states::{memory_values, time_values};
+use states::{event_values, memory_values, time_values};
 pub use symbols::Owner;
 use symbols::{kernel_frame, name_module};
 use variables::VariableText;
@@ -335,6 +335,8 @@ fn profile(names: &mut NameCache, input: &mut ResolveInput<'_>, start: u64, mut 
         time_values(input, &nodes, &ends)
     } else if matches!(input.measure, Measure::Bytes(_)) {
         memory_values(input, &nodes, &ends)
+    } else if input.measure == Measure::Event {
+        event_values(input, &nodes, &ends, meta.event_alone())
     } else {
         input.measure.values()
     };

@@ -10,7 +10,7 @@ use crate::frame::RawFrame;
 use crate::profile::lags::Lag;
 use crate::profile::model::{Frame, FrameKind, Node, NodeId, PlaceId};
 use crate::profile::sums::sum_upwards;
-use crate::profile::values::{Amounts, Value, ValueType};
+use crate::profile::values::{Amounts, Unit, Value, ValueType};
 use crate::profile::view::frame_text_at;
 use crate::profile::waits;
 use crate::profile::waits::Waker;
@@ -73,6 +73,17 @@ fn of_samples(
     sum_upwards(&mut sums, |at| Some(nodes[at].parent as usize));
     let amounts = Amounts::Each { nodes: sums, samples };
     Value { kind, amounts }
+}
+
+/// Samples, and how many events they stand for, where that is known: as a value with the event's name.
+pub fn event_values(input: &ResolveInput<'_>, nodes: &[Node], ends: &[(NodeId, PlaceId)], event: &str) -> Vec<Value> {
+    let mut values = input.measure.values();
+    let counts: Vec<u64> = input.timeline.iter().map(|t| t.amount).collect();
+    if counts.iter().any(|count| *count > 0) {
+        let kind = ValueType::new(event, Unit::Count);
+        values.push(of_samples(input, nodes, ends, kind, counts));
+    }
+    values
 }
 
 /// Samples, and the memory that they represent: that which is still resident, all growth, and what was given back.

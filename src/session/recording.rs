@@ -245,11 +245,13 @@ impl Recording {
         };
         self.session.update_thread_names();
         self.session.open_symbol_sources(self.pid);
+        let mut exceeded_limits = self.backend.exceeded_limits();
+        exceeded_limits.extend(self.session.activities.resident.exceeded());
         FinishedRecording {
             session: self.session,
             began: self.start.time,
             meta,
-            exceeded_limits: self.backend.exceeded_limits(),
+            exceeded_limits,
             timer_remark: self.backend.timer_remark(),
             failure,
         }
@@ -465,8 +467,9 @@ impl Recording {
 
     fn quality_of(&self, counts: &SampleCounts) -> Quality {
         let (options, quality) = (&self.session.options, self.quality_counts());
-        // Off the CPU nothing is expected: intervals are taken by their lengths. Nor of one lock's holders.
-        if !options.measure.is_time() && !options.gil_only {
+        // Off the CPU nothing is expected: intervals are taken by their lengths. Nor of one lock's holders, or of memory.
+        let is_of_memory = matches!(options.measure, Measure::Bytes(_));
+        if !options.measure.is_time() && !options.gil_only && !is_of_memory {
             quality.quality_at_rate(counts, self.rate)
         } else {
             quality.quality(0, counts.lost)

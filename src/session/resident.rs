@@ -16,6 +16,7 @@ use crate::frame::{Origin, RawFrame};
 use crate::interleave::StackQuality;
 use crate::process::system::System;
 use crate::profile::resident::ResidentMemory;
+use crate::profile::values::Unit;
 
 /// Samples by page.
 type Pages = BTreeMap<u64, Vec<GrownSample>>;
@@ -33,7 +34,7 @@ struct GrownSample {
 pub(super) struct Resident {
     by_process: FxHashMap<Pid, Pages>,
     /// Bytes of growth that no page is known of.
-    pub(super) without_page: u64,
+    without_page: u64,
 }
 
 impl Resident {
@@ -89,6 +90,15 @@ impl Resident {
                 }
             }
         }
+    }
+
+    /// Memory of which no page is known, as text.
+    pub(super) fn exceeded(&self) -> Option<String> {
+        let unknown = self.without_page;
+        (unknown > 0).then(|| {
+            let unknown = Unit::Bytes.show(unknown);
+            format!("of {unknown} that grew, it is not known where they lie: they count as still resident")
+        })
     }
 
     /// A process executes another program: all that it had has gone.

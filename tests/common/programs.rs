@@ -92,6 +92,15 @@ pub fn native(args: &[&str]) -> Command {
     command
 }
 
+/// The program whose resident memory grows by known amounts.
+pub fn known_growth(args: &[&str]) -> Command {
+    let exe = built().join("known_growth");
+    compile(&sources().join("known_growth.c"), &exe, &["-pthread"]);
+    let mut command = Command::new(exe);
+    command.args(args);
+    command
+}
+
 /// The program with code that no table covers.
 pub fn no_tables(args: &[&str]) -> Command {
     let exe = built().join("no_tables");

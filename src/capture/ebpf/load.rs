@@ -25,7 +25,7 @@ use super::sampling_events::CpuEvents;
 use super::sideband_rings::SidebandRings;
 use super::{EbpfBackend, KernelFacts, StackReassembler, host_rules, switch_in, workers};
 use crate::capture::common::jitter::period;
-use crate::capture::{HostFilter, Mode, SamplingOptions};
+use crate::capture::{EventKind, HostFilter, Mode, SamplingOptions};
 use crate::error::{Error, ErrorKind, Result};
 use crate::privileges::checks;
 use crate::sys;
@@ -114,6 +114,7 @@ impl EbpfBackend {
         }
         f.want_kernel = options.kernel.into();
         f.cpus = cpus;
+        f.counted = matches!(options.event, EventKind::PageFaults | EventKind::ContextSwitches).into();
         f.wakers = options.off_cpu.wakers.into();
         f.min_blocked = options.off_cpu.min_blocked;
         facts.set(0, f, 0).map_err(map_error)?;

@@ -100,6 +100,8 @@ struct KernelFacts {
     min_blocked: u64,
     leader: u32,
     comm: u32,
+    counted: u32,
+    pad: u32,
 }
 
 // SAFETY: plain integers, no padding, any bit pattern is valid.

@@ -106,7 +106,7 @@ impl Rss {
             program.load().map_err(|e| bpf_error(LOAD, e))?;
             program.attach(event).map_err(|e| bpf_error(LOAD, e))?;
         }
-        Ok(Rss {
+        let mut rss = Rss {
             spaces: object::take_map(bpf, "SPACES")?.try_into().map_err(map_error)?,
             parts: object::take_map(bpf, "SPACE_PARTS")?.try_into().map_err(map_error)?,
             cells: object::take_map(bpf, "SPACE_CELL")?.try_into().map_err(map_error)?,
@@ -114,7 +114,13 @@ impl Rss {
             measured: FxHashMap::default(),
             ended: Vec::new(),
             refused: 0,
-        })
+        };
+        // Our own process: so a kernel that counts in another way is refused now.
+        let own = std::process::id();
+        rss.begin(bpf, own)?;
+        rss.remove_process(own);
+        rss.ended.clear();
+        Ok(rss)
     }
 
     /// Begins to observe a process that runs.

@@ -257,6 +257,8 @@ int sample(struct bpf_perf_event_data *ctx)
 	h->cpu = h->runnable = h->blocked = 0;
 	if (facts->off_cpu)
 		used_cpu(h, id);
+	if (facts->counted)
+		h->cpu = ctx->sample_period;
 
 	if (EVENT_IN_USER_MODE(ctx)) {
 		__builtin_memcpy(h->regs, &ctx->regs, 8 * EVENT_REGS);

@@ -545,6 +545,9 @@ pub fn values() -> Offered {
         "allocs",
         "alloc_bytes",
         "live_bytes",
+        "rss_bytes",
+        "rss_grown_bytes",
+        "rss_returned_bytes",
     ])
 }
 

@@ -156,7 +156,8 @@ struct head {
 	__u16 kernel, frames, anchors, walk;
 	__u32 frames_at, stack_at;
 	__u64 holes[5];
-	__u64 cpu, runnable, blocked; // time that the sample represents, ns; 0 without the accounting of off-CPU time
+	__u64 cpu, runnable, blocked; // time that the sample represents, ns; 0 without the accounting of off-CPU time. Of events that are
+	                          // counted, `cpu` is their number
 	__u32 waker;              // OFF_CPU: the thread that ended the interval, 0: not known; WAKER: the thread woken; WORKER: the
 	                          // thread that gave it work, whose Python frames these are
 	__u32 waker_pid;          // OFF_CPU: the process of that thread
@@ -354,6 +355,8 @@ struct kernel_facts {
 	__u64 min_blocked;        // shorter blocked intervals are left out, ns
 	__u32 leader;             // task_struct -> group_leader, 0: unknown
 	__u32 comm;               // task_struct -> comm, 0: unknown
+	__u32 counted;            // samples are of events that are counted, and stand for a number of them
+	__u32 pad;
 };
 
 struct turn {

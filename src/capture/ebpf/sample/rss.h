@@ -468,6 +468,21 @@ int area_found(struct bpf_raw_tracepoint_args *ctx)
 	return 0;
 }
 
+// The system call that the thread is in; its number is negative if it is in none.
+static __always_inline void current_call(struct kernel_facts *facts, struct system_call *call)
+{
+#ifdef __TARGET_ARCH_arm64
+	struct head *h = (void *)scratch(bpf_get_smp_processor_id());
+#endif
+
+	last_call(facts, call);
+#ifdef __TARGET_ARCH_arm64
+	// (The register has the number only while the thread is in a call.)
+	if (!h || !registers_at_entry(facts, h->regs, sizeof(h->regs)) || SYSTEM_CALL_OF(h->regs) < 0)
+		call->number = -1ULL;
+#endif
+}
+
 // What a thread gives back in this system call, or by this fault: `from` and `to`. RANGE_UNKNOWN: some of it, as a file has become
 // shorter.
 static __always_inline int range_given_back(struct space *s, struct system_call *call, __u32 member, __u64 address, __u64 *from,
@@ -657,7 +672,7 @@ int rss_changed(struct bpf_raw_tracepoint_args *ctx)
 		return 0;
 	if (fault->tid == (__u32)bpf_get_current_pid_tgid())
 		address = fault->address;
-	last_call(facts, &call);
+	current_call(facts, &call);
 	if (pages < 0) {
 		int which = range_given_back(s, &call, member, address, &from, &to);
 

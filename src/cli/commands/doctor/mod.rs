@@ -117,6 +117,10 @@ pub fn doctor(options: &Doctor) -> Result<bool> {
             Ok(hook) => Finding::ok("off-CPU time", format!("stacks are taken at switch-in, by {hook}")),
             Err(e) => Finding::limited("off-CPU time", format!("not available: {}", e.why)),
         });
+        machine.push(match trials.rss {
+            Ok(()) => Finding::ok("resident memory", "changes are found at kmem:rss_stat (--mode rss)"),
+            Err(e) => Finding::limited("resident memory", format!("not available: {}", e.why)),
+        });
     }
     machine.insert(0, describe_system(&facts, caller.as_ref()));
     let process = match &target {

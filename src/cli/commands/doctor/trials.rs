@@ -18,6 +18,8 @@ pub(super) struct EbpfTrials {
     pub cpu: Result<EbpfTrial>,
     /// What takes stacks of threads that were off the CPU, and why nothing better does.
     pub off_cpu: Result<String>,
+    /// Whether changes of resident memory can be sampled.
+    pub rss: Result<()>,
 }
 
 impl EbpfTrials {
@@ -40,6 +42,7 @@ impl EbpfTrials {
         EbpfTrials {
             cpu: cpu.map_or_else(|| open(Mode::Cpu, None).map(|backend| EbpfTrial::of(&backend)), Ok),
             off_cpu,
+            rss: open(Mode::Rss, None).map(drop),
         }
     }
 }

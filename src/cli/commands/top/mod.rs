@@ -4,6 +4,7 @@ use std::io::{self, IsTerminal};
 use std::path::Path;
 use std::time::Duration;
 
+use crate::capture::Mode;
 use crate::cli::args::{ProcessRef, Top};
 use crate::cli::backend::check_rate;
 use crate::cli::discover;
@@ -58,6 +59,11 @@ pub fn top(options: &Top) -> Result<()> {
     }
     check_rate(options.rate)?;
     options.sampling.check()?;
+    if options.sampling.mode == Mode::Rss {
+        return Err(Error::new(ErrorKind::Usage, "`top` cannot show resident memory")
+            .why("what is still resident is known at the end of a recording only")
+            .hint("nativeprof attach PID --mode rss -d 10 -o out.html"));
+    }
     let invoker = Invoker::switch_to(false, Caps::NONE, options.names.debuginfod)?;
     let target = match attached {
         Some(pid) => LiveTarget::Pid(pid),

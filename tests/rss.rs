@@ -1,0 +1,184 @@
+//! Growth of resident memory by stack: what grew, what of it is still there, what was given back; and the account.
+
+use std::collections::BTreeMap;
+use std::process::Command;
+
+use common::recording::{Recording, Running};
+use common::{Program, Scratch, live, nativeprof, programs, record};
+
+mod common;
+
+const MIB: u64 = 1 << 20;
+/// Bytes between two samples in these tests.
+const INTERVAL: u64 = 64 << 10;
+const OPTIONS: &[&str] = &["--mode", "rss", "--interval", "64KiB"];
+
+/// What each function of `known_growth.c` does, in MiB: grown, of that resident in the end, given back.
+const KNOWN: &[(&str, u64, u64, u64)] = &[
+    ("kept", 16, 16, 0),
+    ("unmapped", 16, 0, 16),
+    ("given_back_twice", 32, 8, 24),
+    ("filled_at_once", 16, 16, 0),
+    ("moved", 16, 16, 0),
+    ("heap_lowered", 16, 8, 8),
+    ("file_shortened", 16, 8, 8),
+    ("written_after_reading", 32, 16, 16),
+    ("only_read", 0, 0, 0),
+    ("by_thread", 16, 16, 0),
+];
+
+/// Inclusive bytes of a value by function.
+fn by_function(recording: &Recording, value: &str) -> BTreeMap<String, u64> {
+    let profile = &recording.profile;
+    let value = profile.find_value(value).expect("a value of the recording");
+    let mut sums = BTreeMap::new();
+    for (node, amount) in profile.nodes.iter().zip(profile.amounts(value)) {
+        let frame = &profile.frames[node.frame as usize];
+        *sums.entry(frame.name.clone()).or_default() += amount;
+    }
+    sums
+}
+
+/// Compares each value of each function with what is known, within four standard deviations of samples that each page has the same
+/// chance to be in.
+fn check_known(recording: &Recording, has_ended: bool) {
+    let of = |value| by_function(recording, value);
+    let seen = [of("rss_grown_bytes"), of("rss_bytes"), of("rss_returned_bytes")];
+    for (function, grown, resident, returned) in KNOWN {
+        let known = [grown, resident, returned];
+        for ((seen, known), what) in seen.iter().zip(known).zip(["grown", "resident", "given back"]) {
+            // Which pages went with the end of a file is looked up: not in time, perhaps, where the process ends at once.
+            if has_ended && (*function, what) == ("file_shortened", "resident") {
+                continue;
+            }
+            let (seen, known) = (seen.get(*function).copied().unwrap_or(0), known * MIB);
+            let band = 4.0 * ((known * INTERVAL) as f64).sqrt() + 4096.0;
+            let distance = seen.abs_diff(known) as f64;
+            assert!(
+                distance <= band,
+                "{function}: {seen} bytes {what}, not {known}\n{}",
+                recording.stderr
+            );
+        }
+    }
+}
+
+#[test]
+fn memory_belongs_to_the_function_that_touched_it() {
+    let _live = live();
+    let scratch = Scratch::new();
+    let file = scratch.path("profile.json");
+    let mut program = Program::start(programs::known_growth(&[]));
+    let mut ours = nativeprof(&["attach", &program.pid().to_string(), "-o"]);
+    ours.arg(&file).args(OPTIONS);
+    let mut running = Running::start(ours);
+    program.send("go");
+    program.wait_for("DONE");
+    running.signal("INT");
+    let recording = Recording::of(&file, running.finish());
+    program.send("end");
+    program.finish();
+    check_known(&recording, false);
+    recording.check_quality("rss");
+    let profile = &recording.profile;
+    let default = &profile.value_types()[profile.default_value()];
+    assert_eq!(default.kind.key(), "rss_bytes");
+    // The process rests at both ends: the account is that of all pages.
+    let [memory] = &profile.meta.memory[..] else {
+        panic!("one account: {:?}", profile.meta.memory)
+    };
+    let (total, measured) = (memory.total(), memory.measured.expect("measured at both ends"));
+    let slack = 64 * 4096;
+    assert!(total.start.abs_diff(measured.0) <= slack, "{memory:?}");
+    assert!(total.end().abs_diff(measured.1) <= slack, "{memory:?}");
+    let known: (u64, u64) = KNOWN.iter().fold((0, 0), |sum, row| (sum.0 + row.1, sum.1 + row.3));
+    assert!(total.grown.abs_diff(known.0 * MIB) <= 2 * MIB, "{memory:?}");
+    assert!(total.returned.abs_diff(known.1 * MIB) <= MIB, "{memory:?}");
+    // Of the file that became shorter, and of the one that copies took the place of.
+    assert!(memory.shared.grown.abs_diff(32 * MIB) <= MIB, "{memory:?}");
+    assert!(recording.stderr.contains("grown"), "{}", recording.stderr);
+}
+
+/// A process that has ended is judged by the ranges that it gave back; its children, and programs that it executes, have accounts of
+/// their own.
+#[test]
+fn commands_and_children_are_observed_from_their_start() {
+    let _live = live();
+    check_known(&record(OPTIONS, &programs::known_growth(&["now"])), true);
+    let options = [OPTIONS, &["--subprocesses"]].concat();
+    let recording = record(&options, &programs::known_growth(&["child"]));
+    check_known(&recording, true);
+    let accounts = &recording.profile.meta.memory;
+    let grown: Vec<u64> = accounts
+        .iter()
+        .map(|memory| memory.total().grown / (16 * MIB))
+        .collect();
+    assert!(grown.contains(&11), "{accounts:?}");
+    assert!(
+        accounts.iter().all(|memory| memory.total().start < 16 * MIB),
+        "{accounts:?}"
+    );
+}
+
+/// Samples of a burst stand for as many page faults as those of a time with few.
+#[test]
+fn samples_of_events_have_weights() {
+    let _live = live();
+    let scratch = Scratch::new();
+    let file = scratch.path("profile.json");
+    let mut program = Program::start(programs::known_growth(&["faults"]));
+    let mut ours = nativeprof(&[
+        "attach",
+        &program.pid().to_string(),
+        "--event",
+        "page-faults",
+        "-r",
+        "1000",
+        "-o",
+    ]);
+    ours.arg(&file);
+    let mut running = Running::start(ours);
+    program.send("go");
+    program.wait_for("DONE");
+    running.signal("INT");
+    let recording = Recording::of(&file, running.finish());
+    program.send("end");
+    program.finish();
+    let faults = by_function(&recording, "page-faults");
+    let of = |function: &str| faults.get(function).copied().unwrap_or(0) as f64;
+    let (burst, slow) = (of("faults_in_a_burst"), of("faults_now_and_then"));
+    let share = burst / (burst + slow).max(1.0);
+    assert!(
+        (0.35..0.65).contains(&share),
+        "{burst} and {slow} faults\n{}",
+        recording.stderr
+    );
+    let profile = &recording.profile;
+    assert_eq!(profile.value_types()[profile.default_value()].kind.name, "page-faults");
+}
+
+#[test]
+fn options_that_need_time_are_refused() {
+    for words in [
+        &["--mode", "rss", "--gil"][..],
+        &["--mode", "rss", "--event", "page-faults"],
+        &["--mode", "rss", "--wakers"],
+        &["--mode", "rss", "--backend", "ptrace"],
+        &["--mode", "rss", "--save-tape", "out.tape"],
+        &["--mode", "rss", "--interval", "1"],
+        &["--interval", "64KiB"],
+    ] {
+        let mut ours: Command = nativeprof(&["record"]);
+        let done = ours
+            .args(words)
+            .args(["--", "true"])
+            .output()
+            .expect("nativeprof starts");
+        assert_eq!(done.status.code(), Some(125), "{words:?}");
+        let said = String::from_utf8_lossy(&done.stderr);
+        assert!(
+            said.contains("--mode") || said.contains("interval"),
+            "{words:?}: {said}"
+        );
+    }
+}
