@@ -4,7 +4,8 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::process::Command;
+use std::io::{BufRead, BufReader};
+use std::process::{Command, Stdio};
 
 use serde_json::Value;
 
@@ -69,7 +70,7 @@ fn said(program: &Program, start: &str) -> Option<Vec<u64>> {
 
 #[test]
 fn a_known_heap() {
-    let program = Program::start(python().script("heap_objects.py"));
+    let mut program = Program::start(python().script("heap_objects.py"));
     let before = kernel_view(program.pid());
     let full = heap(program.pid(), &["--all"]);
     let sampled = heap(program.pid(), &["--budget", "1ms"]);
@@ -140,10 +141,83 @@ fn a_known_heap() {
         assert!(ordered(&row["count"]) && ordered(&row["bytes"]), "{row}");
     }
 
-    let text = printed(&["heap", &program.pid().to_string()]);
+    let text = printed(&["heap", &program.pid().to_string(), "--sample", "float"]);
+    // Floats of this program are whole numbers.
+    assert!(
+        text.lines()
+            .any(|line| line.starts_with("  0x") && line.ends_with(".0")),
+        "{text}"
+    );
     for expected in ["HeapPlain", "C heap: free but kept", "Python: free pools", "CPython 3."] {
         assert!(text.contains(expected), "{expected}: {text}");
     }
+
+    program.send("grow");
+    program.wait_for("GROWN");
+    check_growth(&full, &heap(program.pid(), &["--all"]));
+}
+
+/// Two censuses, between which the program made 20,000 objects more.
+fn check_growth(before: &Value, after: &Value) {
+    let scratch = Scratch::new();
+    let write = |name: &str, census: &Value| {
+        let path = scratch.path(name);
+        fs::write(&path, census.to_string()).expect("a file");
+        path.display().to_string()
+    };
+    let (before, after) = (write("before.json", before), write("after.json", after));
+    let diff: Value = serde_json::from_str(&printed(&["diff", &before, &after, "--json"])).expect("JSON");
+    let first = &diff["types"][0];
+    assert_eq!(
+        first["name"].as_str().and_then(|name| name.rsplit('.').next()),
+        Some("HeapSlots"),
+        "{first}"
+    );
+    assert_eq!(number(&first["count"][1][0]) - number(&first["count"][0][0]), 20_000);
+    assert_eq!(first["significant"], true);
+    let text = printed(&["diff", &before, &after]);
+    assert!(
+        text.contains("+20000") && text.contains("HeapSlots") && text.contains("resident"),
+        "{text}"
+    );
+    assert!(printed(&["diff", &before, &before]).contains("No type has changed significantly"));
+
+    let profile = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/golden/profile.json");
+    for (words, expected) in [
+        (&["diff", &before, profile][..], "is no census of memory"),
+        (&["diff", &before, &after, "--self"], "of no use for a census"),
+        (&["report", &before], "nativeprof: "),
+    ] {
+        let done = nativeprof(words).output().expect("nativeprof starts");
+        let said = String::from_utf8_lossy(&done.stderr);
+        assert!(!done.status.success() && said.contains(expected), "{words:?}: {said}");
+    }
+}
+
+/// A series ends with its process; each of its lines is a census.
+#[test]
+fn a_series_is_a_line_each_time() {
+    let mut target = Program::start({
+        let mut command = Command::new(&python().exe);
+        command.args(["-c", "print('READY', flush=True); input()"]);
+        command
+    });
+    let pid = target.pid().to_string();
+    let mut command = nativeprof(&["heap", &pid, "--format", "json", "--every", "0.01", "--budget", "10ms"]);
+    let mut series = command.stdout(Stdio::piped()).spawn().expect("nativeprof starts");
+    let mut lines = BufReader::new(series.stdout.take().expect("a pipe")).lines();
+    let mut last = 0;
+    for _ in 0..2 {
+        let line = lines.next().expect("a line").expect("text");
+        let census: Value = serde_json::from_str(&line).expect("JSON");
+        parts(&census);
+        assert!(number(&census["time_ms"]) > last);
+        last = number(&census["time_ms"]);
+    }
+    target.send("");
+    target.finish();
+    assert!(lines.all(|line| line.is_ok()));
+    assert!(series.wait().expect("it ends").success());
 }
 
 /// A program without Python, of which the C library is linked statically in the second case.

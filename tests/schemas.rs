@@ -98,6 +98,10 @@ fn of_processes() {
             &scratch,
         );
     }
-    check("heap.schema.json", &["heap", &pid, "--format", "json"], &scratch);
+    check(
+        "heap.schema.json",
+        &["heap", &pid, "--format", "json", "--sample", "dict"],
+        &scratch,
+    );
     check("doctor.schema.json", &["doctor", &pid, "--json"], &scratch);
 }

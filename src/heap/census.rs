@@ -2,21 +2,25 @@
 
 use std::time::Duration;
 
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::estimate::Estimate;
 use super::glibc::{self, Arena, Block, Glibc, LARGE};
 use super::mappings::{Account, Claim, Part, divide};
-use super::present::{Present, PresentMemory};
-use super::python::{self, Counter, PythonCensus, PythonHeap};
+use super::present::{Present, PresentMemory, PresentSystem};
+use super::python::{self, Counter, Instances, PythonCensus, PythonHeap};
 use super::stacks;
-use crate::cpython::Runtime;
+use crate::cpython::object_layout::ObjectLayout;
+use crate::cpython::repr::ValueReader;
+use crate::cpython::{self, Runtime};
 use crate::cpython_layout::Interpreter;
 use crate::error::Result;
 use crate::event::Pid;
 use crate::process::memory::Memory;
+use crate::process::modules::Modules;
 use crate::process::smaps::Smaps;
-use crate::process::system::{LiveSystem, ProcessMemory};
+use crate::process::system::{LiveSystem, ProcessMemory, System};
+use crate::process::{AddressSpace, maps};
 use crate::sys::clock;
 
 /// How often the mappings are read where the C heap does not fit them: the process may have changed them since.
@@ -24,17 +28,26 @@ const ATTEMPTS: usize = 3;
 /// Longest time for the walk through the C heap, ns.
 const MAX_C_TIME: u64 = 600_000_000_000;
 
+/// Objects of a type that are shown.
+const MAX_SAMPLE: usize = 20;
+/// Longest time to read their values, ns.
+const MAX_SAMPLE_TIME: u64 = 200_000_000;
+
 /// How much of a process is read.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct CensusOptions {
     /// CPU time for Python's pools, and as long again for the C heap. `None`: everything is read.
     pub budget: Option<Duration>,
+    /// The type of which some objects are shown: its name, or the part of it behind the last dot.
+    pub sample: Option<String>,
 }
 
 /// What the memory of a process is made of.
 #[derive(Debug, Default)]
 pub struct Census {
     pub account: Account,
+    /// The interpreter as text: `CPython 3.11.7 (libpython3.11.so.1.0)`.
+    pub interpreter: Option<String>,
     /// `None`: there is no Python, or its heap was not found.
     pub python: Option<Pools>,
     /// Those with most bytes first.
@@ -43,6 +56,8 @@ pub struct Census {
     pub glibc: Option<Glibc>,
     /// Blocks of the C heap of [`LARGE`] bytes and more, the largest first.
     pub large: Vec<LargeUse>,
+    /// Of the type that was asked for; `None`: there is no Python.
+    pub sample: Option<ObjectSample>,
     /// What could not be told, and why.
     pub notes: Vec<String>,
 }
@@ -67,6 +82,15 @@ pub struct TypeUse {
     /// With what they own.
     pub bytes: Estimate,
     pub is_object: bool,
+}
+
+/// Some objects of a type.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ObjectSample {
+    /// How many were met.
+    pub met: u64,
+    /// Address and value of some of them. They were read a little later: one may have been freed, or be another object then.
+    pub objects: Vec<(u64, String)>,
 }
 
 /// A large block of the C heap.
@@ -132,11 +156,11 @@ impl Mapped {
 }
 
 impl Census {
-    /// Reads the memory of a process while it runs. `python` is the interpreter that was found in it.
+    /// Reads the memory of a process while it runs.
     ///
     /// # Errors
     /// `NoSuchProcess`, `NotPermitted`.
-    pub fn take(pid: Pid, python: Option<(&Runtime, &Interpreter)>, options: &CensusOptions) -> Result<Census> {
+    pub fn take(pid: Pid, options: &CensusOptions) -> Result<Census> {
         let live = ProcessMemory(&LiveSystem, pid);
         let Mapped { smaps, present, arenas } = Mapped::read_consistent(pid, &live)?;
         let memory = PresentMemory {
@@ -147,17 +171,19 @@ impl Census {
         if !present.is_complete {
             notes.push("too many ranges of pages are in memory to look at all of them: parts may be too small".into());
         }
-        let heap = python.and_then(
-            |(runtime, interpreter)| match python_heap(&memory, pid, runtime, interpreter) {
-                Ok(heap) => Some(heap),
-                Err(why) => {
-                    notes.push(format!("Python's objects are not counted: {why}"));
-                    None
-                }
-            },
-        );
+        let interpreter = FoundInterpreter::of(pid, &present)?;
+        let heap = interpreter.as_ref().and_then(|found| match found.heap(&memory, pid) {
+            Ok(heap) => Some(heap),
+            Err(why) => {
+                notes.push(format!("Python's objects are not counted: {why}"));
+                None
+            }
+        });
         let mut counter = heap.as_ref().map(|heap| Counter::new(heap, &memory, &present));
         if let Some(counter) = &mut counter {
+            if let Some(name) = &options.sample {
+                counter.draw_instances(Instances::new(name.as_bytes(), MAX_SAMPLE));
+            }
             counter.count_pools(options.budget);
         }
 
@@ -190,9 +216,14 @@ impl Census {
                 None
             }
         };
+        let mut sample = None;
         if let Some(counter) = &mut counter {
             counter.end_c_unit();
             counter.set_c_units(1);
+            let instances = counter.take_instances();
+            sample = instances
+                .zip(interpreter.as_ref())
+                .map(|(drawn, found)| found.show(&memory, drawn));
         }
         let python = counter.map(Counter::finish);
         let mut account = divide(&smaps, &present, claims);
@@ -211,6 +242,7 @@ impl Census {
         }
         Ok(Census {
             account,
+            interpreter: interpreter.map(|found| found.text),
             python: python.map(|python| Pools {
                 all: python.pools,
                 read: python.read,
@@ -220,21 +252,77 @@ impl Census {
             types,
             glibc,
             large,
+            sample,
             notes,
         })
     }
 }
 
-fn python_heap(
-    memory: &dyn Memory,
-    pid: Pid,
-    runtime: &Runtime,
-    interpreter: &Interpreter,
-) -> std::result::Result<PythonHeap, String> {
-    use crate::process::maps;
-    use crate::process::system::System;
-    let mappings = maps::parse(&LiveSystem.maps(pid).map_err(|e| e.what)?);
-    python::find(memory, &mappings, runtime, interpreter).map_err(|why| why.to_string())
+/// The interpreter in a process.
+struct FoundInterpreter {
+    runtime: Runtime,
+    interpreter: Option<Interpreter>,
+    /// `CPython 3.11.7 (libpython3.11.so.1.0)`
+    text: String,
+}
+
+impl FoundInterpreter {
+    /// # Errors
+    /// `NoSuchProcess`, `NotPermitted`.
+    fn of(pid: Pid, present: &Present) -> Result<Option<FoundInterpreter>> {
+        let mut modules = Modules::default();
+        let space = AddressSpace::open(&PresentSystem(present), pid, &mut modules, &mut |_| {})?;
+        let mut searched = FxHashSet::default();
+        for (id, bias) in space.code().iter().filter_map(|code| code.file) {
+            if !searched.insert(id) {
+                continue;
+            }
+            let module = modules.get(id);
+            if let Some(runtime) = cpython::find_runtime(module) {
+                return Ok(Some(FoundInterpreter {
+                    // Threads are of no interest here.
+                    interpreter: runtime.in_process(bias, cpython::DEFAULT_DESCRIPTOR),
+                    text: format!("CPython {} ({})", runtime.version_text(), module.name()),
+                    runtime,
+                }));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Values as `dump` shows those of local variables.
+    fn show(&self, memory: &dyn Memory, drawn: Instances) -> ObjectSample {
+        let met = drawn.met();
+        let python = self.interpreter.as_ref();
+        let objects = python.and_then(|python| Some((python, ObjectLayout::of(&self.runtime, &python.layout)?)));
+        let Some((python, objects)) = objects else {
+            return ObjectSample {
+                met,
+                objects: Vec::new(),
+            };
+        };
+        let end = clock::now() + MAX_SAMPLE_TIME;
+        let reader = ValueReader {
+            memory,
+            layout: &python.layout,
+            objects: &objects,
+            over: &|| clock::now() > end,
+        };
+        let addresses = drawn.into_addresses().into_iter();
+        ObjectSample {
+            met,
+            objects: addresses.map(|at| (at, reader.show(at))).collect(),
+        }
+    }
+
+    fn heap(&self, memory: &dyn Memory, pid: Pid) -> std::result::Result<PythonHeap, String> {
+        let interpreter = self
+            .interpreter
+            .as_ref()
+            .ok_or("this version of CPython is not known")?;
+        let mappings = maps::parse(&LiveSystem.maps(pid).map_err(|e| e.what)?);
+        python::find(memory, &mappings, &self.runtime, interpreter).map_err(|why| why.to_string())
+    }
 }
 
 /// The large blocks of the C heap with their owners, the largest first. `objects`: those that are objects.

@@ -5,10 +5,12 @@ use std::ops::Range;
 
 use super::python::ResidentPages;
 use crate::error::Result;
-use crate::event::Pid;
+use crate::event::{Pid, Tid};
+use crate::process::file_content::Content;
 use crate::process::memory::Memory;
+use crate::process::root::Root;
 use crate::process::smaps::Smaps;
-use crate::process::system::maps_error;
+use crate::process::system::{FileKey, LiveSystem, System, maps_error};
 use crate::sys::pagemap::PageMap;
 
 /// Ranges that are kept. Where memory is more scattered, the rest counts as not in memory.
@@ -118,6 +120,47 @@ impl Memory for PresentMemory<'_> {
         let has = |(at, length): &(u64, usize)| self.present.has(*at, *length as u64);
         let count = pieces.iter().take_while(|piece| has(piece)).count();
         self.memory.read_pieces(&pieces[..count], buf)
+    }
+}
+
+/// This machine, of which the memory of one process is read as [`PresentMemory`] is.
+pub struct PresentSystem<'a>(pub &'a Present);
+
+impl System for PresentSystem<'_> {
+    fn maps(&self, pid: Pid) -> Result<Vec<u8>> {
+        LiveSystem.maps(pid)
+    }
+
+    fn stack_end(&self, pid: Pid) -> u64 {
+        LiveSystem.stack_end(pid)
+    }
+
+    fn threads(&self, pid: Pid) -> Vec<Tid> {
+        LiveSystem.threads(pid)
+    }
+
+    fn thread_name(&self, pid: Pid, tid: Tid) -> Option<String> {
+        LiveSystem.thread_name(pid, tid)
+    }
+
+    fn open(&self, pid: Pid, start: u64, end: u64, path: &[u8], root: Option<&Root>) -> Option<(Content, FileKey)> {
+        LiveSystem.open(pid, start, end, path, root)
+    }
+
+    fn read_memory(&self, pid: Pid, avma: u64, buf: &mut [u8]) -> usize {
+        if self.0.has(avma, buf.len() as u64) {
+            LiveSystem.read_memory(pid, avma, buf)
+        } else {
+            0
+        }
+    }
+
+    fn root(&self, pid: Pid) -> Option<Root> {
+        LiveSystem.root(pid)
+    }
+
+    fn kernel_symbols(&self) -> Option<String> {
+        None
     }
 }
 

@@ -14,6 +14,12 @@ pub struct HeapCommand {
     /// Read everything, however long it takes
     #[arg(long)]
     pub all: bool,
+    /// Also print some objects of a type, drawn at random: simple values, as `dump --locals` shows them
+    #[arg(long, value_name = "TYPE")]
+    pub sample: Option<String>,
+    /// Repeat this often, such as 60 or 5m, until the process exits or Ctrl-C; as JSON, each time is a line
+    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    pub every: Option<f64>,
     /// Output format
     #[arg(short, long, value_enum, value_name = "FORMAT", default_value_t = HeapFormat::Text)]
     pub format: HeapFormat,

@@ -129,7 +129,9 @@ pub fn find(target: &Target) -> Result<Vec<Arena>, String> {
     }
     let main = places.into_iter().find_map(|range| main_arena(target, range));
     let Some(main) = main else {
-        return Err("the structures of the C library's heap are not those of glibc 2.27 to 2.42".into());
+        return Err(
+            "the structures of the C library's heap are not those of glibc 2.36, or they are not in memory".into(),
+        );
     };
     let memory = target.memory();
     let (mut arenas, mut at) = (Vec::new(), main);
@@ -148,7 +150,7 @@ pub fn find(target: &Target) -> Result<Vec<Arena>, String> {
             heaps(target, &state)
         };
         let (Some(arena), Some(next)) = (arena, state.next()) else {
-            return Err("an arena of the C library has structures that are not those of glibc 2.27 to 2.42".into());
+            return Err("an arena of the C library has structures that are not those of glibc 2.36".into());
         };
         arenas.push(arena);
         if next == main {

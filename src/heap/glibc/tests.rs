@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::*;
+use crate::capture::common::rng::Rng;
 use crate::heap::present::Present;
 use crate::process::memory::NoMemory;
 
@@ -68,7 +69,7 @@ fn smaps() -> Smaps {
     let text = [
         area(HEAP, HEAP_SIZE, "00:00 0 [heap]"),
         area(THREAD_HEAP, THREAD_SIZE, "00:00 0"),
-        area(0x7e80_0000_0000, 0x300_0000, "00:00 0"),
+        area(0x7e80_0000_0000, 0x50_0000, "00:00 0"),
         area(DATA, 2 * PAGE, "fd:01 7 /lib/libc.so.6"),
     ];
     Smaps::read(text.concat().as_bytes()).expect("text")
@@ -258,4 +259,38 @@ fn nothing_is_known_of_no_memory() {
         deadline: u64::MAX,
     };
     assert!(find(&target).is_err());
+}
+
+#[test]
+fn whatever_words_there_are_the_walk_ends_and_sums_hold() {
+    let mut rng = Rng::new(5);
+    let words = sound();
+    let places: Vec<u64> = words.0.keys().copied().collect();
+    for _ in 0..300 {
+        let mut forged = words.clone();
+        for _ in 0..=rng.below(3) {
+            let at = places[rng.below(places.len() as u64) as usize];
+            let old = forged.0.get(&at).copied().unwrap_or(0);
+            let word = match rng.below(6) {
+                0 => 0,
+                1 => u64::MAX,
+                2 => places[rng.below(places.len() as u64) as usize],
+                3 => old ^ 1 << rng.below(64),
+                4 => old.wrapping_add(16 * rng.below(1 << 16)),
+                _ => rng.below(1 << 20),
+            };
+            forged.set(at, word);
+        }
+        let (glibc, claims) = read_all(&forged);
+        let smaps = smaps();
+        let account = crate::heap::mappings::divide(&smaps, &all(&smaps), claims);
+        assert_eq!(account.parts.values().sum::<u64>(), account.rss);
+        for arena in glibc.iter().flat_map(|glibc| &glibc.arenas) {
+            assert!(
+                arena.in_use <= arena.system && arena.returnable <= arena.free_resident,
+                "{arena:?}"
+            );
+            assert!(arena.free_resident <= arena.free, "{arena:?}");
+        }
+    }
 }

@@ -11,7 +11,7 @@ use rustc_hash::FxHashMap;
 use super::owned::{Buffer, Members, block_size};
 use super::pools::{ALIGNMENT, LiveBlocks, PoolHeader, SIZES};
 use super::types::{TypeInfo, Types};
-use super::{LARGE, LargeBuffer, PythonCensus, PythonHeap, ResidentPages, TypeCensus};
+use super::{Instances, LARGE, LargeBuffer, PythonCensus, PythonHeap, ResidentPages, TypeCensus};
 use crate::capture::common::rng::Rng;
 use crate::event::PAGE;
 use crate::heap::estimate::{Estimate, Tally};
@@ -129,6 +129,8 @@ pub struct Counter<'a> {
     torn: u64,
     has_read_all: bool,
     is_truncated: bool,
+    /// Of a type of which some objects are wanted.
+    instances: Option<Instances>,
 }
 
 impl<'a> Counter<'a> {
@@ -153,7 +155,18 @@ impl<'a> Counter<'a> {
             torn: 0,
             has_read_all: false,
             is_truncated: false,
+            instances: None,
         }
+    }
+
+    /// Draws some objects from those that are counted from now on.
+    pub fn draw_instances(&mut self, instances: Instances) {
+        self.instances = Some(instances);
+    }
+
+    /// Those that were drawn.
+    pub fn take_instances(&mut self) -> Option<Instances> {
+        self.instances.take()
     }
 
     /// Reads pools in random order, until so much CPU time of this process has been used; `None`: all of them. To be called once.
@@ -284,6 +297,9 @@ impl<'a> Counter<'a> {
     fn count_block(&mut self, at: u64, size: u64, head: &[u8]) -> Option<u32> {
         let (index, offset) = self.types.classify(head, size)?;
         self.touch(index)?.add(1, size);
+        if let (Some(instances), Some(info)) = (&mut self.instances, self.types.get(index)) {
+            instances.offer(&info.name, at + offset);
+        }
         let buffer = self
             .types
             .get(index)

@@ -7,7 +7,7 @@
 //!
 //! - `arenas` finds Python's allocator without symbols, `pools` its blocks in use; `mimalloc` is the same for free-threaded builds.
 //! - `types` says which blocks are objects, `owned` what objects own besides.
-//! - `counter` draws pools and adds all of it up.
+//! - `counter` draws pools and adds all of it up; `instances` draws some objects of a type.
 //!
 //! Nothing here stops the target or writes to it. All that is read is hostile: each walk has a limit, and what makes no sense is
 //! counted as torn.
@@ -26,12 +26,14 @@ use crate::process::memory::Memory;
 
 mod arenas;
 mod counter;
+mod instances;
 mod owned;
 mod pools;
 mod types;
 
 use arenas::{Areas, Arena};
 pub use counter::Counter;
+pub use instances::Instances;
 use types::Placement;
 
 /// Owned buffers of so many bytes or more are listed one by one, and not estimated: few of them may have most of the memory.

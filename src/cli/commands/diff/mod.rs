@@ -27,6 +27,7 @@ use crate::profile::model::{Meta, Profile};
 use crate::profile::values::{Unit, ValueType};
 use crate::resolve::source_lines;
 
+mod census;
 mod comparable;
 mod gate;
 mod github;
@@ -51,6 +52,9 @@ pub fn diff(options: &Options) -> Result<Gate> {
     let filters = words.collect::<Result<Vec<_>>>()?;
     let style = TerminalStyle::of_stdout(options.color);
     phases::switch_to_invoking_user()?;
+    if let Some(done) = census::diff(options) {
+        return done.map(|()| Gate::Passed);
+    }
     let output = options.output.as_ref().map(|path| {
         if path.is_dir() {
             path.join(match options.format {

@@ -2,9 +2,9 @@
 
 use serde_json::{Value, json};
 
-use super::Report;
+use super::{KIND, Report};
 use crate::cli::output::JSON_VERSION;
-use crate::heap::census::{Owner, Pools, TypeUse};
+use crate::heap::census::{ObjectSample, Owner, Pools, TypeUse};
 use crate::heap::estimate::Estimate;
 use crate::heap::glibc::{ArenaUse, Glibc};
 use crate::heap::mappings::Part;
@@ -12,7 +12,7 @@ use crate::heap::mappings::Part;
 /// Rows of the lists of large blocks, files and anonymous mappings.
 const MAX_ROWS: usize = 1000;
 
-/// The report as JSON. Names are text: what is not UTF-8 in them becomes U+FFFD.
+/// The report as JSON. `diff` knows it by its first key. Names are text: what is not UTF-8 in them becomes U+FFFD.
 pub fn json(report: &Report) -> Value {
     let account = &report.census.account;
     let amount = |part: &Part| account.parts.get(part).copied().unwrap_or(0);
@@ -49,17 +49,20 @@ pub fn json(report: &Report) -> Value {
         })
     });
     json!({
+        "kind": KIND,
         "version": JSON_VERSION,
+        "time_ms": report.time_ms(),
         "pid": report.pid,
         "command": report.command,
         "rss_bytes": account.rss,
         "swap_bytes": account.swap,
         "hugetlb_bytes": account.hugetlb,
-        "python": report.python,
+        "python": report.census.interpreter,
         "parts": parts.collect::<Vec<_>>(),
         "pools": report.census.python.as_ref().map(pools),
         "types": report.census.types.iter().map(row).collect::<Vec<_>>(),
         "large": large.collect::<Vec<_>>(),
+        "sample": report.census.sample.as_ref().map(sample),
         "glibc": report.census.glibc.as_ref().map(glibc),
         "files": files.collect::<Vec<_>>(),
         "anonymous": anonymous.collect::<Vec<_>>(),
@@ -83,6 +86,14 @@ fn row(row: &TypeUse) -> Value {
         "count": estimate(&row.count),
         "bytes": estimate(&row.bytes),
         "is_object": row.is_object,
+    })
+}
+
+fn sample(sample: &ObjectSample) -> Value {
+    let object = |(address, value): &(u64, String)| json!({"address": address, "value": value});
+    json!({
+        "met": sample.met,
+        "objects": sample.objects.iter().map(object).collect::<Vec<_>>(),
     })
 }
 

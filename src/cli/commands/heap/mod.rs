@@ -3,31 +3,47 @@
 mod json;
 mod text;
 
-use std::time::Duration;
+use std::io;
+use std::os::fd::AsFd;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use crate::cli::args::{ColorWhen, HeapCommand, HeapFormat};
 use crate::cli::discover;
 use crate::cli::live::check_readable;
 use crate::cli::output::style::TerminalStyle;
 use crate::cli::output::table;
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::event::Pid;
 use crate::heap::census::{Census, CensusOptions};
 use crate::privileges::credentials::Caps;
 use crate::privileges::phases;
-use crate::session::Inspection;
-use crate::sys::procfs;
+use crate::sys::process::ExitWatch;
+use crate::sys::{files, interrupts, procfs};
+
+/// What the JSON says that it is.
+pub const KIND: &str = "census";
+/// Time between two looks at signals and at the process, while the next census is awaited.
+const TURN: Duration = Duration::from_millis(100);
 
 /// A census, and of what.
 struct Report {
     pid: Pid,
     command: String,
-    /// The interpreter as text; empty: there is none.
-    python: String,
+    /// When it was taken.
+    time: SystemTime,
     census: Census,
 }
 
-/// Writes the account of a process's memory to standard output.
+impl Report {
+    /// Milliseconds since the Unix epoch.
+    fn time_ms(&self) -> u64 {
+        let since = self.time.duration_since(UNIX_EPOCH).unwrap_or_default();
+        since.as_millis().try_into().unwrap_or(u64::MAX)
+    }
+}
+
+/// Writes the account of a process's memory to standard output; with `--every` again and again, until the process exits, a signal ends
+/// it, or nobody reads on.
 ///
 /// # Errors
 /// `NoSuchProcess`, `NotPermitted`, `Unsupported`.
@@ -36,24 +52,54 @@ pub fn heap(options: &HeapCommand) -> Result<()> {
     phases::switch_to_invoking_user()?;
     check_readable(pid, "reading the memory of")?;
     phases::restrict_to_setup(Caps::NONE)?;
+    let watch = ExitWatch::new(pid);
     let what = CensusOptions {
         budget: (!options.all).then(|| Duration::from_secs_f64(options.budget)),
+        sample: options.sample.clone(),
     };
-    let (inspection, _) = Inspection::open(pid, false)?;
-    let python = inspection.python();
-    let python = python
-        .as_ref()
-        .and_then(|(runtime, interpreter)| Some((&**runtime, interpreter.as_ref()?)));
-    let report = Report {
-        pid,
-        command: procfs::command_line(pid),
-        python: inspection.python_text().unwrap_or_default().into(),
-        census: Census::take(pid, python, &what)?,
+    let take = || {
+        Ok(Report {
+            pid,
+            command: procfs::command_line(pid),
+            time: SystemTime::now(),
+            census: Census::take(pid, &what)?,
+        })
     };
-    phases::drop_all()?;
+    let first = take()?;
+    let Some(interval) = options.every.map(Duration::from_secs_f64) else {
+        phases::drop_all()?;
+        return print(&first, options);
+    };
+    phases::restrict_to_sampling(Caps::NONE)?;
+    interrupts::install_interrupt_handler();
+    print(&first, options)?;
+    let mut next = Instant::now() + interval;
+    loop {
+        while Instant::now() < next {
+            if interrupts::interrupted() || watch.has_exited() || files::is_hung_up(io::stdout().as_fd()) {
+                return Ok(());
+            }
+            std::thread::sleep(TURN.min(next.saturating_duration_since(Instant::now())));
+        }
+        match take() {
+            Ok(report) => print(&report, options)?,
+            Err(e) if e.kind == ErrorKind::NoSuchProcess => return Ok(()),
+            Err(e) => return Err(e),
+        }
+        // One that took too long is not made up for.
+        next = (next + interval).max(Instant::now());
+    }
+}
+
+/// As JSON, each census of a series is a line.
+fn print(report: &Report, options: &HeapCommand) -> Result<()> {
     let text = match options.format {
-        HeapFormat::Text => text::text(&report, &TerminalStyle::of_stdout(ColorWhen::Auto)),
-        HeapFormat::Json => format!("{:#}\n", json::json(&report)),
+        HeapFormat::Text if options.every.is_some() => {
+            format!("{}\n", text::text(report, &TerminalStyle::of_stdout(ColorWhen::Auto)))
+        }
+        HeapFormat::Text => text::text(report, &TerminalStyle::of_stdout(ColorWhen::Auto)),
+        HeapFormat::Json if options.every.is_some() => format!("{}\n", json::json(report)),
+        HeapFormat::Json => format!("{:#}\n", json::json(report)),
     };
     table::print(&text).map_err(|e| Error::io("cannot write to standard output", e))
 }

@@ -24,11 +24,7 @@ pub fn text(report: &Report, style: &TerminalStyle) -> String {
     let account = &report.census.account;
     let process = style.paint(Color::Bold, &format!("Process {}", report.pid));
     let mut out = format!("{process}: {}\n", line(&report.command));
-    let python = if report.python.is_empty() {
-        "no Python found"
-    } else {
-        &report.python
-    };
+    let python = report.census.interpreter.as_deref().unwrap_or("no Python found");
     let _ = writeln!(out, "{}{}", line(python), pools(&report.census));
     let _ = writeln!(
         out,
@@ -45,6 +41,17 @@ pub fn text(report: &Report, style: &TerminalStyle) -> String {
     }
     out += &files(account, style);
     out += &anonymous(account, style);
+    if let Some(sample) = &report.census.sample {
+        let _ = writeln!(
+            out,
+            "\n{} of {} objects that were read:",
+            sample.objects.len(),
+            sample.met
+        );
+        for (address, value) in &sample.objects {
+            let _ = writeln!(out, "  {address:#x}  {}", line(value));
+        }
+    }
     for note in &report.census.notes {
         let _ = write!(out, "\n{}", line(note));
     }

@@ -1,0 +1,362 @@
+//! Two censuses of memory, which `heap --format json` wrote: what grew between them.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{Read, Seek};
+use std::path::Path;
+
+use serde_json::{Value, json};
+
+use crate::cli::args::{DiffBy, DiffCommand as Options};
+use crate::cli::commands::heap::KIND;
+use crate::cli::input;
+use crate::cli::output::JSON_VERSION;
+use crate::cli::output::style::{Color, TerminalStyle};
+use crate::cli::output::table::{self, Cell, Overflow, plain};
+use crate::error::{Error, ErrorKind, Result};
+use crate::heap::estimate::Estimate;
+use crate::heap::mappings::Part;
+use crate::privileges::phases;
+use crate::profile::values::Unit;
+
+/// Largest file.
+const MAX_BYTES: u64 = 256 << 20;
+/// Bytes at the beginning of a file that say what it is.
+const HEAD: u64 = 64;
+/// Rows of the table of types.
+const MAX_ROWS: usize = 30;
+
+/// A census that was saved.
+struct Saved {
+    rss: u64,
+    parts: BTreeMap<String, u64>,
+    /// Count and bytes.
+    types: BTreeMap<String, (Estimate, Estimate)>,
+}
+
+/// A type in both.
+struct Change<'a> {
+    name: &'a str,
+    count: [Estimate; 2],
+    bytes: [Estimate; 2],
+    /// Of the bytes: the change, and its interval.
+    change: (i64, i64, i64),
+}
+
+impl Change<'_> {
+    fn is_significant(&self) -> bool {
+        self.change.1 > 0 || self.change.2 < 0
+    }
+}
+
+/// Compares two censuses, and prints what changed. `None`: the files are none.
+///
+/// # Errors
+/// `Usage` for options that are of no use here; `Data` if only one is a census, or damaged.
+pub fn diff(options: &Options) -> Option<Result<()>> {
+    let paths = options.paths();
+    let [[before], [after]] = [&paths[0][..], &paths[1][..]] else {
+        return None;
+    };
+    let files = [*before, *after].map(|path| (path, open(path)));
+    if files.iter().all(|(_, file)| file.is_none()) {
+        return None;
+    }
+    Some(compare(options, files))
+}
+
+/// The file, if it is a census.
+fn open(path: &Path) -> Option<File> {
+    if input::is_standard(path) {
+        return None;
+    }
+    let mut file = File::open(path)
+        .ok()
+        .filter(|file| file.metadata().is_ok_and(|m| m.is_file()))?;
+    let mut head = Vec::new();
+    (&mut file).take(HEAD).read_to_end(&mut head).ok()?;
+    file.rewind().ok()?;
+    let text = String::from_utf8_lossy(&head);
+    let mut words = text
+        .split(|c: char| c.is_whitespace() || "{:,".contains(c))
+        .filter(|word| !word.is_empty());
+    let is_census = words.next() == Some("\"kind\"") && words.next() == Some(&format!("\"{KIND}\""));
+    is_census.then_some(file)
+}
+
+fn compare(options: &Options, files: [(&Path, Option<File>); 2]) -> Result<()> {
+    let has_others = options.has_runs()
+        || options.output.is_some()
+        || options.format.is_some()
+        || options.value.is_some()
+        || options.normalize.is_some()
+        || options.fail_above.is_some()
+        || options.self_count
+        || options.by != DiffBy::Function
+        || !options.filters().is_empty();
+    if has_others {
+        return Err(
+            Error::new(ErrorKind::Usage, "an option that is of no use for a census of memory")
+                .why("of two censuses the parts and the types are compared")
+                .hint("nativeprof diff before.json after.json   (with --all, --json or --color)"),
+        );
+    }
+    phases::drop_all()?;
+    let mut saved = Vec::new();
+    for (path, file) in files {
+        let file =
+            file.ok_or_else(|| no_census(path, "the other file is one, and a profile cannot be compared with it"))?;
+        saved.push(read(path, file)?);
+    }
+    let [before, after] = &saved[..] else {
+        return Ok(());
+    };
+    let changes = changes(before, after);
+    let text = if options.json {
+        format!("{:#}\n", to_json(before, after, &changes))
+    } else {
+        text(
+            before,
+            after,
+            &changes,
+            options.all,
+            &TerminalStyle::of_stdout(options.color),
+        )
+    };
+    table::print(&text).map_err(|e| Error::io("cannot write the table", e).hint("free some disk space"))
+}
+
+fn no_census(path: &Path, why: &str) -> Error {
+    Error::new(
+        ErrorKind::Data,
+        format!("{} is no census of memory", input::shown(path)),
+    )
+    .why(why)
+    .hint("write one with `nativeprof heap PID --format json > before.json`")
+}
+
+fn read(path: &Path, file: File) -> Result<Saved> {
+    let mut bytes = Vec::new();
+    file.take(MAX_BYTES + 1)
+        .read_to_end(&mut bytes)
+        .map_err(|e| input::unreadable(path, e))?;
+    if bytes.len() as u64 > MAX_BYTES {
+        return Err(no_census(path, "it is larger than 256 MiB"));
+    }
+    let value = serde_json::from_slice(&bytes).map_err(|e| no_census(path, &format!("it is damaged: {e}")))?;
+    saved(&value).ok_or_else(|| no_census(path, "keys are missing, or have other types"))
+}
+
+fn saved(census: &Value) -> Option<Saved> {
+    let estimate = |value: &Value| {
+        let number = |at: usize| value.get(at).and_then(Value::as_u64);
+        Some(Estimate {
+            value: number(0)?,
+            low: number(1)?.min(number(0)?),
+            high: number(2)?.max(number(0)?),
+        })
+    };
+    let name = |row: &Value| row.get("name").and_then(Value::as_str).map(String::from);
+    let parts = census.get("parts")?.as_array()?.iter();
+    let parts = parts.map(|row| Some((name(row)?, row.get("bytes")?.as_u64()?)));
+    let mut types: BTreeMap<String, (Estimate, Estimate)> = BTreeMap::new();
+    for row in census.get("types")?.as_array()? {
+        let (count, bytes) = (estimate(row.get("count")?)?, estimate(row.get("bytes")?)?);
+        // Several types may have one name.
+        let sums = types.entry(name(row)?).or_default();
+        *sums = (sums.0 + count, sums.1 + bytes);
+    }
+    Some(Saved {
+        rss: census.get("rss_bytes")?.as_u64()?,
+        parts: parts.collect::<Option<_>>()?,
+        types,
+    })
+}
+
+/// The types of both, those whose bytes changed most first.
+fn changes<'a>(before: &'a Saved, after: &'a Saved) -> Vec<Change<'a>> {
+    let mut names: Vec<&str> = before
+        .types
+        .keys()
+        .chain(after.types.keys())
+        .map(String::as_str)
+        .collect();
+    names.sort_unstable();
+    names.dedup();
+    let of = |saved: &Saved, name: &str| saved.types.get(name).copied().unwrap_or_default();
+    let mut changes: Vec<Change> = names
+        .into_iter()
+        .map(|name| {
+            let (first, last) = (of(before, name), of(after, name));
+            Change {
+                name,
+                count: [first.0, last.0],
+                bytes: [first.1, last.1],
+                change: difference(first.1, last.1),
+            }
+        })
+        .collect();
+    changes.sort_by_key(|change| std::cmp::Reverse(change.change.0.unsigned_abs()));
+    changes
+}
+
+/// The difference of two independent estimates with its interval: that of Zou and Donner (Construction of confidence limits about
+/// effect measures, 2008), which has the confidence of the two intervals and need not be symmetric.
+fn difference(before: Estimate, after: Estimate) -> (i64, i64, i64) {
+    let number = |n: u64| n as f64;
+    let change = number(after.value) - number(before.value);
+    let down = (number(after.value - after.low)).hypot(number(before.high - before.value));
+    let up = (number(after.high - after.value)).hypot(number(before.value - before.low));
+    (
+        (change) as i64,
+        (change - down).floor() as i64,
+        (change + up).ceil() as i64,
+    )
+}
+
+/// What `after` has more than `before`.
+fn growth(before: u64, after: u64) -> i64 {
+    let number = |n: u64| i64::try_from(n).unwrap_or(i64::MAX);
+    number(after) - number(before)
+}
+
+fn signed(amount: i64) -> String {
+    let sign = match amount {
+        0 => "",
+        1.. => "+",
+        _ => "-",
+    };
+    format!("{sign}{}", Unit::Bytes.show(amount.unsigned_abs()))
+}
+
+fn text(before: &Saved, after: &Saved, changes: &[Change], all: bool, style: &TerminalStyle) -> String {
+    let bytes = |amount: u64| Unit::Bytes.show(amount);
+    let part = |saved: &Saved, part: &Part| saved.parts.get(part.name()).copied().unwrap_or(0);
+    let row = |amounts: [u64; 2], name: &str| {
+        let [first, last] = amounts;
+        vec![
+            plain(bytes(first)),
+            plain(bytes(last)),
+            plain(signed(growth(first, last))),
+            plain(name),
+        ]
+    };
+    let mut rows = vec![row([before.rss, after.rss], "resident")];
+    for name in &Part::ALL {
+        let amounts = [part(before, name), part(after, name)];
+        if amounts != [0, 0] {
+            rows.push(row(amounts, name.text()));
+        }
+    }
+    let columns = [
+        ("BEFORE", Overflow::Number),
+        ("AFTER", Overflow::Number),
+        ("CHANGE", Overflow::Number),
+        ("MEMORY", Overflow::Start),
+    ];
+    let mut out = table::draw(&columns, &rows, style);
+    let shown: Vec<&Change> = changes
+        .iter()
+        .filter(|change| all || change.is_significant())
+        .take(if all { usize::MAX } else { MAX_ROWS })
+        .collect();
+    if shown.is_empty() {
+        return out + "\nNo type has changed significantly.\n";
+    }
+    let row = |change: &&Change| {
+        let (value, low, high) = change.change;
+        let interval = if low == high {
+            String::new()
+        } else {
+            format!("{} to {}", signed(low), signed(high))
+        };
+        let [first, last] = change.count;
+        let color = match value {
+            _ if !change.is_significant() => Color::Dim,
+            1.. => Color::Red,
+            _ => Color::Green,
+        };
+        let count = growth(first.value, last.value);
+        let text = signed(value);
+        vec![
+            plain(format!("{count:+}")),
+            Cell { text, color },
+            plain(interval),
+            plain(change.name),
+        ]
+    };
+    let rows: Vec<Vec<Cell>> = shown.iter().map(row).collect();
+    let columns = [
+        ("COUNT", Overflow::Number),
+        ("BYTES", Overflow::Number),
+        ("99 % INTERVAL", Overflow::Number),
+        ("TYPE", Overflow::Start),
+    ];
+    out.push('\n');
+    out + &table::draw(&columns, &rows, style)
+}
+
+fn to_json(before: &Saved, after: &Saved, changes: &[Change]) -> Value {
+    let parts = Part::ALL.iter().map(|part| {
+        let of = |saved: &Saved| saved.parts.get(part.name()).copied().unwrap_or(0);
+        json!({"name": part.name(), "before": of(before), "after": of(after)})
+    });
+    let estimate = |e: &Estimate| json!([e.value, e.low, e.high]);
+    let types = changes.iter().map(|change| {
+        let (value, low, high) = change.change;
+        json!({
+            "name": change.name,
+            "count": change.count.each_ref().map(estimate),
+            "bytes": change.bytes.each_ref().map(estimate),
+            "change": [value, low, high],
+            "significant": change.is_significant(),
+        })
+    });
+    json!({
+        "kind": "census_diff",
+        "version": JSON_VERSION,
+        "rss_bytes": [before.rss, after.rss],
+        "parts": parts.collect::<Vec<_>>(),
+        "types": types.collect::<Vec<_>>(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn differences_have_intervals() {
+        let estimate = |value, low, high| Estimate { value, low, high };
+        for (before, after, expected) in [
+            (Estimate::exact(5), Estimate::exact(9), (4, 4, 4)),
+            (Estimate::exact(9), Estimate::exact(5), (-4, -4, -4)),
+            (estimate(100, 70, 140), estimate(200, 170, 240), (100, 50, 150)),
+            (estimate(100, 100, 104), estimate(100, 97, 100), (0, -5, 0)),
+        ] {
+            assert_eq!(difference(before, after), expected, "{before:?} {after:?}");
+        }
+        // Forged ones, too, have some.
+        let (change, low, high) = difference(estimate(0, 0, u64::MAX), estimate(u64::MAX, 0, u64::MAX));
+        assert!(low <= change && change <= high);
+    }
+
+    #[test]
+    fn censuses_of_others_are_refused() {
+        for text in [
+            "{}",
+            "[]",
+            r#"{"rss_bytes": 1, "parts": [], "types": {}}"#,
+            r#"{"rss_bytes": -1, "parts": [], "types": []}"#,
+            r#"{"rss_bytes": 1, "parts": [{"name": 1}], "types": []}"#,
+            r#"{"rss_bytes": 1, "parts": [], "types": [{"name": "a", "count": [1], "bytes": [1, 1, 1]}]}"#,
+        ] {
+            let value = serde_json::from_str(text).expect("JSON");
+            assert!(saved(&value).is_none(), "{text}");
+        }
+        let text = r#"{"rss_bytes": 1, "parts": [{"name": "stacks", "bytes": 1}],
+            "types": [{"name": "a", "count": [1, 2, 0], "bytes": [3, 3, 3]}, {"name": "a", "count": [1, 1, 1], "bytes": [4, 4, 4]}]}"#;
+        let found = saved(&serde_json::from_str(text).expect("JSON")).expect("a census");
+        assert_eq!(found.types["a"], (Estimate::exact(2), Estimate::exact(7)));
+    }
+}
