@@ -236,3 +236,130 @@ impl Search<'_> {
         arenas.retain(|arena| self.agrees(arena).unwrap_or(true));
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::fake::{ALLOCATED, ARENA, DATA, FakeMemory, POOL, entries, mapping, pool};
+    use super::*;
+
+    const SIZE: u64 = 1 << 20;
+
+    fn at(index: u64) -> u64 {
+        ARENA + index * SIZE
+    }
+
+    fn mappings() -> Vec<Mapping> {
+        vec![
+            mapping(DATA..DATA + 0x2000, true, 7, "/lib/libpython3.so"),
+            mapping(DATA + 0x2000..DATA + 0x4000, true, 0, ""),
+            mapping(ALLOCATED..ALLOCATED + SIZE, true, 0, "[heap]"),
+            mapping(ARENA..ARENA + 40 * SIZE, true, 0, ""),
+        ]
+    }
+
+    /// Arenas with two pools each, and an array of them.
+    fn memory(arenas: &[u64], length: usize) -> FakeMemory {
+        let mut memory = FakeMemory::default();
+        let mut array: Vec<(u64, u64)> = arenas.iter().map(|arena| (*arena, 2)).collect();
+        array.resize(length, (0, 0));
+        memory.words(ALLOCATED + 64, &entries(&array));
+        for (index, arena) in (0..).zip(arenas.iter().filter(|arena| **arena != 0)) {
+            memory.write(*arena, &pool(*arena, index, 64, 8, &[]));
+        }
+        // Words that are not the address of the array: none, an entry, a pool, no multiple of 16.
+        memory.words(DATA, &[0, ALLOCATED + 64 + 48, ARENA, ALLOCATED + 72, u64::MAX, DATA]);
+        memory.words(DATA + 0x3008, &[ALLOCATED + 64]);
+        memory
+    }
+
+    fn found(memory: &FakeMemory) -> Vec<u64> {
+        let mappings = mappings();
+        let areas = Areas::new(&mappings);
+        let data = areas.data_of(DATA + 8);
+        find(memory, &areas, &data, POOL)
+            .iter()
+            .map(|arena| arena.range.start)
+            .collect()
+    }
+
+    #[test]
+    fn arrays_are_found_by_what_their_pools_say() {
+        let many: Vec<u64> = (0..20).map(at).collect();
+        for (arenas, length) in [(&many[..1], 16), (&many[..3], 16), (&many[..], 32)] {
+            assert_eq!(found(&memory(arenas, length)), arenas, "{length}");
+        }
+    }
+
+    #[test]
+    fn arenas_are_described() {
+        let mappings = mappings();
+        let areas = Areas::new(&mappings);
+        // It does not begin at a pool, and has one less.
+        let mut memory = memory(&[at(1)], 16);
+        let start = at(1) + PAGE;
+        let first = at(1) + u64::from(POOL);
+        memory.words(ALLOCATED + 64, &[start, first + 3 * u64::from(POOL), 63 << 32 | 61]);
+        memory.write(first, &pool(first, 0, 64, 8, &[]));
+        let expected = Arena {
+            range: start..start + SIZE,
+            first_pool: first,
+            pools: 3,
+            in_use: 2,
+        };
+        assert_eq!(find(&memory, &areas, &areas.data_of(DATA + 0x2008), POOL), [expected]);
+    }
+
+    #[test]
+    fn forged_arrays_are_refused() {
+        let entry = |n: u64, word: u64| ALLOCATED + 64 + n * ENTRY + word * 8;
+        for (name, place, word) in [
+            ("an arena between pages", entry(1, 0), at(1) + 8),
+            ("an arena outside of memory", entry(1, 0), 0x1000),
+            ("an arena at the end of addresses", entry(1, 0), u64::MAX - 4095),
+            ("pools below the arena", entry(1, 1), at(1) - u64::from(POOL)),
+            ("pools beyond the arena", entry(1, 1), at(1) + 2 * SIZE),
+            ("between pools", entry(1, 1), at(1) + 16),
+            ("more free pools than there are", entry(1, 2), 64 << 32 | 65),
+            ("no pools", entry(1, 2), 0),
+            ("too many pools", entry(1, 2), u64::MAX),
+            ("an unused entry that leads elsewhere", entry(4, 4), 0x1234),
+        ] {
+            let mut memory = memory(&[at(0), at(1), at(2)], 16);
+            memory.words(place, &[word]);
+            assert!(found(&memory).is_empty(), "{name}");
+        }
+    }
+
+    #[test]
+    fn wrong_arenas_of_an_array_are_dropped() {
+        let arenas: Vec<u64> = (0..8).map(at).collect();
+        let mut memory = memory(&arenas, 16);
+        memory.write(at(3), &pool(at(3), 9, 64, 8, &[]));
+        memory.write(at(5), &[0xff; 48]);
+        let expected: Vec<u64> = [0, 1, 2, 4, 6, 7].map(at).to_vec();
+        assert_eq!(found(&memory), expected);
+        // An array that most pools do not know is none.
+        memory.write(at(1), &pool(at(1), 9, 64, 8, &[]));
+        assert_eq!(found(&memory), [] as [u64; 0]);
+        // One that repeats an arena.
+        let twice = self::memory(&[at(0), at(0), at(1)], 16);
+        assert!(found(&twice).len() <= 2);
+        // The arrays of two interpreters may not overlap.
+        let mut memory = self::memory(&[at(0)], 16);
+        memory.words(ALLOCATED + 0x8000, &entries(&[(at(0), 2), (at(4), 2)]));
+        memory.words(ALLOCATED + 0x8000 + 96, &[0; 100]);
+        memory.write(at(4), &pool(at(4), 1, 64, 8, &[]));
+        memory.words(DATA + 0x100, &[ALLOCATED + 0x8000]);
+        assert_eq!(found(&memory), [at(0), at(4)]);
+    }
+
+    #[test]
+    fn searching_is_bounded() {
+        let mut memory = FakeMemory::default();
+        let words: Vec<u64> = (0..0x800).map(|n| ALLOCATED + 16 * n).collect();
+        memory.words(DATA, &words);
+        memory.words(ALLOCATED, &[0; 0x3000]);
+        assert!(found(&memory).is_empty());
+        assert!(memory.reads.get() < 3 * words.len(), "{}", memory.reads.get());
+    }
+}

@@ -27,6 +27,8 @@ use crate::process::memory::Memory;
 mod arenas;
 mod counter;
 mod instances;
+#[cfg(test)]
+mod fake;
 mod owned;
 mod pools;
 mod types;

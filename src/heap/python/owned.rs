@@ -232,3 +232,308 @@ pub fn block_size(bytes: u64) -> Option<u64> {
     let block = bytes.checked_next_multiple_of(ALIGNMENT.into())?;
     (block <= MAX_BLOCK).then_some(block)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::fake::{ALLOCATED, ARENA, POOL, layouts, pool};
+    use super::*;
+
+    fn members(minor: u8) -> Members {
+        let (objects, layout) = layouts(minor);
+        Members::new(objects, &layout, true)
+    }
+
+    fn info(owner: Owner, flags: u64) -> TypeInfo {
+        TypeInfo {
+            at: ALLOCATED,
+            name: b"x".to_vec(),
+            flags,
+            basic: 16,
+            offset: 0,
+            owner,
+        }
+    }
+
+    fn bytes(words: &[u64]) -> Vec<u8> {
+        words.iter().flat_map(|word| word.to_le_bytes()).collect()
+    }
+
+    /// What an object owns whose words are these, if it begins at this word of its block, and what has to be read is `more`.
+    fn owned(minor: u8, owner: Owner, words: &[u64], start: u64, more: &[u8]) -> Option<(u64, u64)> {
+        let members = members(minor);
+        let buffer = members.buffer(&info(owner, MANAGED_DICT), &bytes(words), 8 * start, ARENA)?;
+        assert_eq!(members.wanted(buffer).is_none(), more.is_empty(), "{buffer:?}");
+        members.sized(buffer, more)
+    }
+
+    const AT: u64 = ALLOCATED;
+
+    #[test]
+    fn buffers_of_objects() {
+        let head = [1, AT];
+        let object = |members: &[u64]| [&head, members].concat();
+        let shaped = object(&[AT, 2, AT, AT, 0, AT, 5]);
+        let set = |table: u64| object(&[5, 5, 31, table, 0, 0]);
+        let keys_old = bytes(&[1, 1 << 10]);
+        let keys_new = |kind: u8| [&bytes(&[1])[..], &[10, 11, kind, 0, 0, 0, 0, 0]].concat();
+        let values = [30, 4, 0, 1, 0, 0, 0, 0];
+        let embedded = [30, 4, 1, 1, 0, 0, 0, 0];
+        let in_pool = pool(ARENA, 0, 96, 3, &[])[..PoolHeader::BYTES].to_vec();
+        let split = object(&[3, 0, AT, ARENA + 500]);
+        let cases: &[(&str, u8, Owner, &[u64], u64, &[u8], Option<(u64, u64)>)] = &[
+            ("a list", 12, Owner::List, &object(&[5, AT, 8]), 0, &[], Some((AT, 64))),
+            ("an empty list", 12, Owner::List, &object(&[0, 0, 0]), 0, &[], None),
+            ("a set", 12, Owner::Set, &set(AT), 0, &[], Some((AT, 512))),
+            ("a set without a table", 12, Owner::Set, &set(ARENA + 56), 0, &[], None),
+            (
+                "a bytearray",
+                12,
+                Owner::ByteArray,
+                &object(&[5, 9, AT, AT]),
+                0,
+                &[],
+                Some((AT, 9)),
+            ),
+            (
+                "a bytearray with an object",
+                15,
+                Owner::ByteArray,
+                &object(&[5, 9, AT, AT]),
+                0,
+                &[],
+                None,
+            ),
+            (
+                "an array",
+                12,
+                Owner::Array,
+                &object(&[5, AT, 7, AT]),
+                0,
+                &bytes(&[8 << 32]),
+                Some((AT, 56)),
+            ),
+            (
+                "a deque",
+                12,
+                Owner::Deque,
+                &object(&[70, AT, AT, 30, 35]),
+                0,
+                &[],
+                Some((0, 2 * 528)),
+            ),
+            (
+                "an array of C",
+                12,
+                Owner::NdArray,
+                &shaped,
+                0,
+                &bytes(&[3, 5, 40, 8]),
+                Some((AT, 120)),
+            ),
+            (
+                "an array of Fortran",
+                12,
+                Owner::NdArray,
+                &shaped,
+                0,
+                &bytes(&[3, 5, 8, 24]),
+                Some((AT, 120)),
+            ),
+            (
+                "a dict up to 3.10",
+                8,
+                Owner::Dict,
+                &object(&[3, 0, AT, 0]),
+                0,
+                &keys_old,
+                Some((AT, 40 + 2048 + 682 * 24)),
+            ),
+            (
+                "a dict",
+                12,
+                Owner::Dict,
+                &object(&[3, 0, AT, 0]),
+                0,
+                &keys_new(0),
+                Some((AT, 32 + 2048 + 682 * 24)),
+            ),
+            (
+                "a dict of texts",
+                12,
+                Owner::Dict,
+                &object(&[3, 0, AT, 0]),
+                0,
+                &keys_new(1),
+                Some((AT, 32 + 2048 + 682 * 16)),
+            ),
+            (
+                "attributes",
+                11,
+                Owner::Dict,
+                &split,
+                0,
+                &in_pool,
+                Some((ARENA + 500, 96)),
+            ),
+            (
+                "attributes of 3.13",
+                13,
+                Owner::Dict,
+                &split,
+                0,
+                &values,
+                Some((ARENA + 500, 280)),
+            ),
+            (
+                "attributes in the instance",
+                13,
+                Owner::Dict,
+                &split,
+                0,
+                &embedded,
+                None,
+            ),
+            (
+                "values of an instance",
+                11,
+                Owner::Nothing,
+                &[ARENA + 96, 0, 0, 0, 1, AT],
+                4,
+                &in_pool,
+                Some((ARENA + 96, 96)),
+            ),
+            (
+                "values of 3.12",
+                12,
+                Owner::Nothing,
+                &[0, ARENA + 97, 0, 0, 1, AT],
+                4,
+                &in_pool,
+                Some((ARENA + 97, 96)),
+            ),
+            (
+                "a dict of an instance",
+                12,
+                Owner::Nothing,
+                &[0, ARENA + 96, 0, 0, 1, AT],
+                4,
+                &[],
+                None,
+            ),
+            ("nothing", 8, Owner::Nothing, &object(&[]), 0, &[], None),
+        ];
+        for (name, minor, owner, words, start, more, expected) in cases {
+            assert_eq!(owned(*minor, *owner, words, *start, more), *expected, "{name}");
+        }
+    }
+
+    #[test]
+    fn forged_members_own_nothing() {
+        let head = [1, AT];
+        let object = |members: &[u64]| [&head, members].concat();
+        let huge = u64::MAX;
+        let cases: &[(&str, u8, Owner, &[u64], &[u8])] = &[
+            (
+                "a list that is being sorted",
+                12,
+                Owner::List,
+                &object(&[5, AT, huge]),
+                &[],
+            ),
+            ("a huge list", 12, Owner::List, &object(&[5, AT, 1 << 60]), &[]),
+            ("a list that is cut", 12, Owner::List, &object(&[5, AT]), &[]),
+            ("a set of all", 12, Owner::Set, &object(&[5, 5, huge, AT]), &[]),
+            ("a set with a wrong mask", 12, Owner::Set, &object(&[5, 5, 30, AT]), &[]),
+            ("a huge set", 12, Owner::Set, &object(&[5, 5, (1 << 62) - 1, AT]), &[]),
+            ("a huge bytearray", 12, Owner::ByteArray, &object(&[5, huge, AT]), &[]),
+            ("a huge array", 12, Owner::Array, &object(&[5, AT, huge, AT]), &[0; 8]),
+            (
+                "a deque with a huge index",
+                12,
+                Owner::Deque,
+                &object(&[70, AT, AT, huge, 35]),
+                &[],
+            ),
+            (
+                "an array without dimensions",
+                12,
+                Owner::NdArray,
+                &object(&[AT, 0, AT, AT, 0, AT, 4]),
+                &[],
+            ),
+            (
+                "an array with many",
+                12,
+                Owner::NdArray,
+                &object(&[AT, 65, AT, AT, 0, AT, 4]),
+                &[],
+            ),
+            (
+                "an array of others' data",
+                12,
+                Owner::NdArray,
+                &object(&[AT, 1, AT, AT, 0, AT, 3]),
+                &[],
+            ),
+            (
+                "a huge array of numbers",
+                12,
+                Owner::NdArray,
+                &object(&[AT, 1, AT, AT, 0, AT, 4]),
+                &[0xff; 16],
+            ),
+            ("huge keys", 12, Owner::Dict, &object(&[3, 0, AT, 0]), &[0xff; 16]),
+            (
+                "huge keys up to 3.10",
+                8,
+                Owner::Dict,
+                &object(&[3, 0, AT, 0]),
+                &[0xff; 16],
+            ),
+            ("keys that are cut", 8, Owner::Dict, &object(&[3, 0, AT, 0]), &[1; 9]),
+            (
+                "values in no pool",
+                8,
+                Owner::Dict,
+                &object(&[3, 0, AT, ARENA]),
+                &[0xff; 48],
+            ),
+        ];
+        for (name, minor, owner, words, more) in cases {
+            let members = members(*minor);
+            let buffer = members.buffer(&info(*owner, 0), &bytes(words), 0, ARENA);
+            let found = buffer.and_then(|buffer| members.sized(buffer, more));
+            assert_eq!(found, None, "{name}");
+        }
+        for minor in 8..=15 {
+            for owner in [
+                Owner::List,
+                Owner::Dict,
+                Owner::Set,
+                Owner::Array,
+                Owner::NdArray,
+                Owner::Deque,
+                Owner::Nothing,
+            ] {
+                for length in 0..80 {
+                    for fill in [0, 1, 0x7f, 0xff] {
+                        let words = vec![fill; length];
+                        let buffer = members(minor).buffer(&info(owner, MANAGED_DICT), &words, 32, huge - 100);
+                        let sized = buffer.and_then(|buffer| members(minor).sized(buffer, &vec![fill; length]));
+                        assert!(sized.is_none_or(|(_, size)| size <= MAX_BYTES));
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn blocks_are_rounded_to_their_sizes() {
+        assert_eq!(
+            [1, 16, 17, 512].map(block_size),
+            [Some(16), Some(16), Some(32), Some(512)]
+        );
+        assert_eq!([513, u64::MAX].map(block_size), [None, None]);
+        assert_eq!(POOL % 16, 0);
+    }
+}

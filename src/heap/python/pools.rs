@@ -58,7 +58,7 @@ impl PoolHeader {
         let block = self.block();
         let used = self.next_offset.wrapping_sub(head);
         let inside = self.free_block.checked_sub(at);
-        self.max_next_offset == pool - block
+        pool.checked_sub(block) == Some(self.max_next_offset)
             && self.next_offset >= head + block
             && self.next_offset <= pool
             && used % block == 0
@@ -122,5 +122,71 @@ impl LiveBlocks {
         };
         let at = |index: u32| PoolHeader::BYTES + index as usize * self.block as usize;
         (0..self.used).filter(move |index| !is_free(*index)).map(at)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::fake::{ARENA, POOL, pool};
+    use super::*;
+
+    #[test]
+    fn blocks_in_use_are_those_off_the_free_list() {
+        for (block, used, free, expected) in [
+            (64, 4, &[][..], &[48, 112, 176, 240][..]),
+            (64, 4, &[2, 0], &[112, 240]),
+            (512, 2, &[1], &[48]),
+            (16, 1021, &[], &[48]),
+        ] {
+            let blocks = LiveBlocks::of(&pool(ARENA, 0, block, used, free), ARENA).expect("a pool");
+            let found: Vec<usize> = blocks.offsets().take(expected.len()).collect();
+            assert_eq!(found, expected, "{block}");
+            assert_eq!(blocks.offsets().count(), used as usize - free.len());
+        }
+    }
+
+    #[test]
+    fn forged_pools_are_torn() {
+        let good = pool(ARENA, 3, 64, 8, &[1, 5, 2]);
+        let free_block = |index: usize| PoolHeader::BYTES + 64 * index;
+        let at = |offset: usize| (ARENA + offset as u64).to_le_bytes().to_vec();
+        for (name, offset, value) in [
+            ("the count is too small", 0, vec![4]),
+            ("the count is too large", 0, vec![6]),
+            ("more blocks than there are", 0, vec![0xff; 4]),
+            ("no such size", 36, vec![32]),
+            ("another size", 36, vec![4]),
+            ("all ones", 36, vec![0xff; 4]),
+            ("the next block is outside", 40, (POOL + 64).to_le_bytes().to_vec()),
+            ("the next block is between blocks", 40, vec![49]),
+            ("the last block is elsewhere", 44, vec![0]),
+            ("the free list begins outside", 8, at(POOL as usize)),
+            ("the free list begins in the header", 8, at(16)),
+            ("the free list begins below", 8, vec![0; 7]),
+            ("the free list leaves the pool", free_block(1), vec![0xff; 8]),
+            (
+                "the free list leads between blocks",
+                free_block(1),
+                at(free_block(5) + 8),
+            ),
+            (
+                "the free list leads to a block that was never used",
+                free_block(1),
+                at(free_block(8)),
+            ),
+            ("the free list has a cycle", free_block(5), at(free_block(1))),
+            ("the free list leads to itself", free_block(1), at(free_block(1))),
+            ("the free list is too long", free_block(2), at(free_block(0))),
+            ("the free list is too short", free_block(1), vec![0; 8]),
+        ] {
+            let mut bytes = good.clone();
+            bytes[offset..offset + value.len()].copy_from_slice(&value);
+            assert!(LiveBlocks::of(&bytes, ARENA).is_none(), "{name}");
+        }
+        assert!(LiveBlocks::of(&good, ARENA).is_some());
+        assert!(LiveBlocks::of(&good, u64::MAX - 15).is_none(), "an address at the end");
+        for length in [0, 47, 48, 100, 4096, good.len() - 1] {
+            assert!(LiveBlocks::of(&good[..length], ARENA).is_none(), "{length}");
+        }
     }
 }

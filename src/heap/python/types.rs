@@ -85,7 +85,7 @@ pub struct TypeInfo {
     pub name: Vec<u8>,
     pub flags: u64,
     /// Bytes of an object without its items.
-    basic: u64,
+    pub basic: u64,
     /// Where its objects begin in their blocks.
     pub offset: u64,
     pub owner: Owner,
@@ -272,5 +272,201 @@ impl<'a> Types<'a> {
         let end = bytes.iter().position(|byte| *byte == 0).unwrap_or(MAX_NAME);
         let name = bytes.get(..end)?;
         (!name.is_empty() && name.iter().all(|byte| *byte >= b' ' && *byte != 0x7f)).then(|| name.to_vec())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::fake::{
+        ALLOCATED, ARENA, DATA, FLOAT, FakeMemory, GC, LIST, TYPE, layouts, put_type, with_types,
+    };
+    use super::*;
+
+    fn types(memory: &FakeMemory, minor: u8) -> Types<'_> {
+        let (objects, layout) = layouts(minor);
+        let placement = Placement::new(&objects, layout.pre_header, false);
+        Types::new(memory, objects, placement, vec![ARENA..ARENA + (1 << 20)])
+    }
+
+    /// The first words of a block.
+    fn block(words: &[u64]) -> Vec<u8> {
+        let mut words = words.to_vec();
+        words.resize(16, 0);
+        words.iter().flat_map(|word| word.to_le_bytes()).collect()
+    }
+
+    #[test]
+    fn blocks_are_objects_where_their_types_put_them() {
+        let mut memory = with_types();
+        let class = ALLOCATED;
+        put_type(
+            &mut memory,
+            class,
+            TYPE,
+            "Point",
+            (16, 0),
+            1 << 9 | GC | 1 << 4 | 1 << 3,
+            FLOAT,
+        );
+        let derived = ALLOCATED + 0x1000;
+        put_type(
+            &mut memory,
+            derived,
+            TYPE,
+            "MyList",
+            (56, 0),
+            1 << 9 | GC | 1 << 25,
+            LIST,
+        );
+        let garbage = ARENA + 64;
+        let cases: &[(&str, u8, &[u64], u64, Option<(&str, u64)>)] = &[
+            ("a float", 12, &[1, FLOAT], 32, Some(("float", 0))),
+            ("a list", 12, &[garbage, garbage, 5, LIST], 64, Some(("list", 16))),
+            ("an instance", 12, &[0, 0, 0, 0, 1, class], 48, Some(("Point", 32))),
+            (
+                "an instance, with one header",
+                8,
+                &[garbage, garbage, 1, class],
+                48,
+                Some(("Point", 16)),
+            ),
+            ("a class of its own", 12, &[0, 0, 1, derived], 80, Some(("MyList", 16))),
+            ("an immortal object", 12, &[0xffff_ffff, FLOAT], 32, Some(("float", 0))),
+            (
+                "an object with flags",
+                14,
+                &[3 << 62 | 1, FLOAT],
+                32,
+                Some(("float", 0)),
+            ),
+            ("a list where a float would be", 12, &[1, LIST], 64, None),
+            ("a float where a list would be", 12, &[0, 0, 1, FLOAT], 64, None),
+            ("a freed float", 12, &[0, FLOAT], 32, None),
+            ("a table of types", 12, &[0x7f00_1234_5678, FLOAT], 32, None),
+            ("a block that is too small", 12, &[1, FLOAT], 16, None),
+            (
+                "a list in a block that is too small",
+                12,
+                &[garbage, garbage, 5, LIST],
+                48,
+                None,
+            ),
+            ("a type in an arena", 12, &[1, garbage], 32, None),
+            ("a word that is no address", 12, &[1, u64::MAX], 32, None),
+            ("memory that cannot be read", 12, &[1, DATA + 0x10_0000], 32, None),
+            ("zeros", 12, &[], 64, None),
+        ];
+        for (name, minor, words, size, expected) in cases {
+            let mut types = types(&memory, *minor);
+            // The second answer is the one that was remembered.
+            for _ in 0..2 {
+                let found = types.classify(&block(words), *size);
+                let found = found.map(|(index, offset)| (types.get(index).expect("a type").name.clone(), offset));
+                let expected = expected.map(|(name, offset)| (name.as_bytes().to_vec(), offset));
+                assert_eq!(found, expected, "{name}");
+            }
+        }
+        let mut types = types(&memory, 12);
+        let owner = |types: &Types, index: Option<u32>| index.and_then(|index| types.get(index)).map(|info| info.owner);
+        let found = types.find(derived);
+        assert_eq!(owner(&types, found), Some(Owner::List));
+        let found = types.find(class);
+        assert_eq!(owner(&types, found), Some(Owner::Nothing));
+        for short in 0..40 {
+            types.classify(&block(&[1, FLOAT])[..short], 512);
+        }
+    }
+
+    #[test]
+    fn forged_types_are_refused() {
+        let (a, b) = (ALLOCATED, ALLOCATED + 0x1000);
+        type Forge = Box<dyn Fn(&mut FakeMemory)>;
+        let put = |meta: u64, name: &'static str, sizes: (u64, u64), flags: u64| -> Forge {
+            Box::new(move |memory| put_type(memory, a, meta, name, sizes, flags, 0))
+        };
+        let forged: Vec<(&str, Forge)> = vec![
+            ("its own type is no type", put(FLOAT, "x", (16, 0), 0)),
+            ("it is its own type with another name", put(a, "x", (16, 0), 1 << 31)),
+            ("it is its own type without the flag", put(a, "type", (16, 0), 0)),
+            ("objects without a header", put(TYPE, "x", (8, 0), 0)),
+            ("huge objects", put(TYPE, "x", (1 << 40, 0), 0)),
+            ("negative sizes", put(TYPE, "x", (u64::MAX, 0), 0)),
+            ("huge items", put(TYPE, "x", (16, 1 << 40), 0)),
+            ("no name", put(TYPE, "", (16, 0), 0)),
+            ("a name that is no text", put(TYPE, "a\x01b", (16, 0), 0)),
+            ("its type is in an arena", put(ARENA, "x", (16, 0), 0)),
+            (
+                "two types of each other",
+                Box::new(move |memory| {
+                    put_type(memory, a, b, "a", (16, 0), 1 << 31, 0);
+                    put_type(memory, b, a, "b", (16, 0), 1 << 31, 0);
+                }),
+            ),
+            (
+                "a name that cannot be read",
+                Box::new(move |memory| {
+                    put_type(memory, a, TYPE, "a", (16, 0), 0, 0);
+                    memory.words(a + 24, &[0x1000_0000]);
+                }),
+            ),
+            (
+                "a name at the end of addresses",
+                Box::new(move |memory| {
+                    put_type(memory, a, TYPE, "a", (16, 0), 0, 0);
+                    memory.words(a + 24, &[u64::MAX - 3]);
+                }),
+            ),
+        ];
+        for (name, forge) in forged {
+            let mut memory = with_types();
+            forge(&mut memory);
+            assert_eq!(types(&memory, 12).find(a), None, "{name}");
+        }
+    }
+
+    #[test]
+    fn lookups_are_bounded() {
+        // Each type's type, or base, is the next one.
+        for by_base in [false, true] {
+            let mut memory = with_types();
+            for n in 0..100 {
+                let (at, next) = (ALLOCATED + 0x1000 * n, ALLOCATED + 0x1000 * (n + 1));
+                let (meta, base) = if by_base { (TYPE, next) } else { (next, 0) };
+                put_type(&mut memory, at, meta, "a", (16, 0), 1 << 31 | 1 << 9, base);
+            }
+            let mut types = types(&memory, 12);
+            types.find(ALLOCATED);
+            assert!(memory.reads.get() < 100, "{}", memory.reads.get());
+        }
+        // Addresses without types are read once.
+        let memory = with_types();
+        let mut types = types(&memory, 12);
+        for _ in 0..3 {
+            for n in 0..2000 {
+                assert_eq!(types.find(ALLOCATED + 16 * n), None);
+            }
+        }
+        assert_eq!(memory.reads.get(), 2000);
+    }
+
+    #[test]
+    fn long_names_are_cut_and_may_cross_pages() {
+        let mut memory = with_types();
+        put_type(&mut memory, ALLOCATED, TYPE, "x", (16, 0), 0, 0);
+        for (name, at, expected) in [
+            ("n".repeat(500), ALLOCATED + 0x1000, "n".repeat(MAX_NAME)),
+            ("short".into(), ALLOCATED + 0x2000 - 6, "short".into()),
+            ("crosses".into(), ALLOCATED + 0x2000 - 3, "crosses".into()),
+        ] {
+            memory.words(ALLOCATED + 24, &[at]);
+            memory.write(at, name.as_bytes());
+            memory.write(at + name.len() as u64, &[0]);
+            let mut types = types(&memory, 12);
+            let index = types.find(ALLOCATED).expect("a type");
+            assert_eq!(
+                types.get(index).map(|info| info.name.clone()),
+                Some(expected.into_bytes())
+            );
+        }
     }
 }
