@@ -8,10 +8,12 @@ use std::time::Duration;
 
 use rustc_hash::FxHashMap;
 
+use super::mimalloc::{self, MiPage, PageHeader};
 use super::owned::{Buffer, Members, block_size};
-use super::pools::{ALIGNMENT, LiveBlocks, PoolHeader, SIZES};
+use super::pools::{self, ALIGNMENT, PoolHeader, SIZES};
 use super::types::{TypeInfo, Types};
-use super::{Instances, LARGE, LargeBuffer, PythonCensus, PythonHeap, ResidentPages, TypeCensus};
+use super::{Allocator, Instances, LARGE, LargeBuffer, PythonCensus, PythonHeap, ResidentPages, TypeCensus};
+use crate::bytes::u64_at;
 use crate::capture::common::rng::Rng;
 use crate::event::PAGE;
 use crate::heap::estimate::{Estimate, Tally};
@@ -30,6 +32,9 @@ const PENDING: usize = 64;
 const MAX_WANTED: usize = 1024;
 /// Large buffers that are kept at most.
 const MAX_LARGE: usize = 1 << 18;
+/// Bytes of the largest blocks that are read in full, and of what is read of larger ones.
+const MAX_READ_BLOCK: u64 = 8 << 10;
+const HEAD: usize = 256;
 /// Elapsed time, in multiples of the CPU time that is allowed: a machine may have other work.
 const PATIENCE: u32 = 5;
 
@@ -120,6 +125,7 @@ pub struct Counter<'a> {
     owned: [Row; SIZES],
     pending: Vec<Pending>,
     large: FxHashMap<u64, (u64, u32)>,
+    own_large: Vec<Range<u64>>,
     pools: Drawn,
     c_heap: Drawn,
     /// Resident bytes of pools in use: all, those of blocks in use, and the others.
@@ -135,18 +141,21 @@ pub struct Counter<'a> {
 
 impl<'a> Counter<'a> {
     pub fn new(heap: &'a PythonHeap, memory: &'a dyn Memory, resident: &'a dyn ResidentPages) -> Counter<'a> {
+        let has_pools = matches!(heap.allocator, Allocator::Pools(_));
+        let without_types = if has_pools { heap.arenas.clone() } else { Vec::new() };
         Counter {
             heap,
             memory,
             resident,
-            types: Types::new(memory, heap.objects, heap.placement, heap.arenas.clone()),
-            members: Members::new(heap.objects, &heap.layout, true),
+            types: Types::new(memory, heap.objects, heap.placement, without_types),
+            members: Members::new(heap.objects, &heap.layout, has_pools),
             rows: Vec::new(),
             touched: Vec::new(),
             others: [Row::default(); SIZES],
             owned: [Row::default(); SIZES],
             pending: Vec::new(),
             large: FxHashMap::default(),
+            own_large: Vec::new(),
             pools: Drawn::default(),
             c_heap: Drawn::default(),
             in_use: Quantity::default(),
@@ -178,7 +187,7 @@ impl<'a> Counter<'a> {
             budget.map(|budget| clock.saturating_add(budget))
         };
         let (cpu_end, end) = (end(clock::process_cpu_time(), 1), end(clock::now(), PATIENCE));
-        let mut buffer = vec![0; self.heap.layout.pool as usize * BATCH];
+        let mut buffer = Vec::new();
         let mut read = 0;
         while read < places.len() {
             let batch = BATCH.min(places.len() - read);
@@ -186,9 +195,8 @@ impl<'a> Counter<'a> {
                 let other = next + rng.below((places.len() - next) as u64) as usize;
                 places.swap(next, other);
             }
-            let drawn = places.get(read..read + batch).unwrap_or_default();
             // Memory is read faster in ascending order.
-            let mut drawn: Vec<u64> = drawn.iter().filter_map(|place| self.pool_at(*place)).collect();
+            let mut drawn = places.get(read..read + batch).unwrap_or_default().to_vec();
             drawn.sort_unstable();
             self.count_batch(&drawn, &mut buffer);
             read += batch;
@@ -198,15 +206,28 @@ impl<'a> Counter<'a> {
             }
         }
         self.has_read_all = read == places.len() && !self.is_truncated;
-        let in_use = self.heap.pools.iter().map(|arena| u64::from(arena.in_use)).sum();
+        let in_use = match &self.heap.allocator {
+            Allocator::Pools(arenas) => arenas.iter().map(|arena| u64::from(arena.in_use)).sum(),
+            Allocator::Pages(_) => places.len() as u64,
+        };
         let seen = self.pools.units + self.torn;
         self.pools.all = if self.has_read_all { seen } else { seen.max(in_use) };
     }
 
-    /// All pools that have headers: the number of the arena, and that of the pool in it.
+    /// All that may be drawn: of pools that have headers, the number of the arena and that of the pool in it; of pages, the index.
     fn places(&mut self) -> Vec<u32> {
+        let heap = self.heap;
+        let arenas = match &heap.allocator {
+            Allocator::Pools(arenas) => arenas,
+            Allocator::Pages(pages) => {
+                let (small, large): (Vec<_>, Vec<_>) = (0..).zip(pages).partition(|(_, page)| page.block < LARGE);
+                // There are few of them, and they may have most of the memory.
+                large.into_iter().for_each(|(_, page)| self.count_large(page));
+                return small.into_iter().map(|(index, _)| index).collect();
+            }
+        };
         let mut places = Vec::new();
-        for (arena, index) in self.heap.pools.iter().zip(0_u32..) {
+        for (arena, index) in arenas.iter().zip(0_u32..) {
             let slots = arena.pools.min(1 << SLOT_BITS);
             if places.len() + slots as usize > MAX_POOLS || index >= 1 << (u32::BITS - SLOT_BITS) {
                 self.is_truncated = true;
@@ -217,72 +238,113 @@ impl<'a> Counter<'a> {
         places
     }
 
-    fn pool_at(&self, place: u32) -> Option<u64> {
-        let arena = self.heap.pools.get((place >> SLOT_BITS) as usize)?;
-        let slot = u64::from(place & ((1 << SLOT_BITS) - 1));
-        arena.first_pool.checked_add(slot * u64::from(self.heap.layout.pool))
+    fn count_batch(&mut self, places: &[u32], buffer: &mut Vec<u8>) {
+        let heap = self.heap;
+        match &heap.allocator {
+            Allocator::Pools(arenas) => {
+                let size = u64::from(heap.layout.pool);
+                let at = |place: &u32| {
+                    let slot = u64::from(place & ((1 << SLOT_BITS) - 1));
+                    let arena = arenas.get((place >> SLOT_BITS) as usize)?;
+                    arena.first_pool.checked_add(slot * size)
+                };
+                let pools: Vec<u64> = places.iter().filter_map(at).collect();
+                self.count_pool_batch(&pools, buffer);
+            }
+            Allocator::Pages(pages) => {
+                for page in places.iter().filter_map(|place| pages.get(*place as usize)) {
+                    self.torn += u64::from(self.count_page(page, buffer).is_none());
+                }
+            }
+        }
     }
 
-    fn count_batch(&mut self, pools: &[u64], buffer: &mut [u8]) {
+    fn count_pool_batch(&mut self, pools: &[u64], buffer: &mut Vec<u8>) {
         let size = self.heap.layout.pool as usize;
         let is_whole = |at: &u64| self.resident.bytes_in(*at..at.saturating_add(size as u64)) == size as u64;
-        let whole: Vec<u64> = pools.iter().copied().filter(is_whole).collect();
-        let mut done = 0;
-        while done < whole.len() {
-            let rest = whole.get(done..).unwrap_or_default();
+        let (whole, partial): (Vec<u64>, Vec<u64>) = pools.iter().partition(|at| is_whole(at));
+        buffer.resize(size * BATCH, 0);
+        let mut rest = whole.as_slice();
+        while !rest.is_empty() {
             let pieces: Vec<(u64, usize)> = rest.iter().map(|at| (*at, size)).collect();
             let copied = self.memory.read_pieces(&pieces, buffer) / size;
             for (at, bytes) in rest.iter().take(copied).zip(buffer.chunks_exact(size)) {
-                self.count_pool(*at, bytes, u64::MAX);
+                self.count_pool(*at, bytes, &[]);
             }
             // The one that could not be read has gone.
             self.torn += u64::from(copied < rest.len());
-            done += copied + 1;
+            rest = rest.get(copied + 1..).unwrap_or_default();
         }
-        for at in pools.iter().filter(|at| !is_whole_again(&whole, **at)) {
-            self.count_partial(*at, buffer.get_mut(..size).unwrap_or_default());
-        }
-    }
-
-    /// Counts a pool of which not all pages are in memory.
-    fn count_partial(&mut self, at: u64, bytes: &mut [u8]) {
-        bytes.fill(0);
-        let mut pages = 0;
-        for (index, page) in bytes.chunks_mut(PAGE as usize).enumerate() {
-            let start = at.saturating_add(index as u64 * PAGE);
-            let is_there = self.resident.bytes_in(start..start.saturating_add(page.len() as u64)) == page.len() as u64;
-            if is_there && self.memory.read(start, page) {
-                pages |= 1 << index;
+        for at in partial {
+            let bytes = buffer.get_mut(..size).unwrap_or_default();
+            let pages = self.read_resident(at, bytes);
+            if pages.first() == Some(&true) {
+                self.count_pool(at, bytes, &pages);
             }
         }
-        if pages & 1 == 1 {
-            self.count_pool(at, bytes, pages);
-        }
     }
 
-    /// Counts the blocks of a pool. `pages`: a bit for each page that is in memory.
-    fn count_pool(&mut self, at: u64, bytes: &[u8], pages: u64) {
+    /// Reads those pages of a range that are in memory, and says which ones; the others are filled with zeros.
+    fn read_resident(&self, at: u64, bytes: &mut [u8]) -> Vec<bool> {
+        let read = |(index, page): (u64, &mut [u8])| {
+            let start = at.saturating_add(index * PAGE);
+            let length = page.len() as u64;
+            let is_resident = self.resident.bytes_in(start..start.saturating_add(length)) == length;
+            let is_read = is_resident && self.memory.read(start, page);
+            if !is_read {
+                page.fill(0);
+            }
+            is_read
+        };
+        (0..).zip(bytes.chunks_mut(PAGE as usize)).map(read).collect()
+    }
+
+    /// Counts the blocks of a pool. `pages`: which of them are in memory; none if all are.
+    fn count_pool(&mut self, at: u64, bytes: &[u8], pages: &[bool]) {
         if PoolHeader::parse(bytes).is_some_and(|header| header.count == 0) {
             return;
         }
-        let Some(blocks) = LiveBlocks::of(bytes, at) else {
+        let Some(blocks) = pools::LiveBlocks::of(bytes, at) else {
             self.torn += 1;
             return;
         };
-        let size = u64::from(blocks.block);
+        let offsets = blocks.offsets().map(|offset| offset as u64);
+        let used = self.count_blocks(at, bytes, pages, offsets, blocks.block.into(), true);
+        self.end_pool(at..at.saturating_add(bytes.len() as u64), used);
+    }
+
+    /// Counts blocks of a size that begin at these offsets. Returns the bytes of those that are in memory.
+    fn count_blocks(
+        &mut self,
+        at: u64,
+        bytes: &[u8],
+        pages: &[bool],
+        offsets: impl Iterator<Item = u64>,
+        size: u64,
+        may_be_objects: bool,
+    ) -> u64 {
+        let row = self.size_row(size);
         let mut used = 0;
-        for offset in blocks.offsets() {
-            let block = bytes.get(offset..offset + blocks.block as usize).unwrap_or_default();
-            if pages >> (offset as u64 / PAGE) & 1 == 0 {
+        for offset in offsets {
+            let Ok(start) = usize::try_from(offset) else { break };
+            if pages.get(start / PAGE as usize) == Some(&false) {
                 continue;
             }
-            used += size;
-            let is_object = self.count_block(at + offset as u64, size, block).is_some();
-            if !is_object && let Some(others) = self.others.get_mut(size_index(size)) {
+            let block = bytes
+                .get(start..start.saturating_add(size as usize))
+                .unwrap_or_default();
+            let is_object = may_be_objects && self.count_block(at.saturating_add(offset), size, block).is_some();
+            if !is_object && let Some(others) = self.others.get_mut(row) {
                 others.add(1, size);
             }
+            used += size;
         }
-        let resident = self.resident.bytes_in(at..at.saturating_add(bytes.len() as u64));
+        used
+    }
+
+    /// Ends a pool, or a page, of which so many bytes are in use.
+    fn end_pool(&mut self, range: Range<u64>, used: u64) {
+        let resident = self.resident.bytes_in(range);
         self.in_use.unit = resident;
         self.used.unit = used;
         self.idle.unit = resident.saturating_sub(used);
@@ -291,6 +353,80 @@ impl<'a> Counter<'a> {
         for quantity in [&mut self.in_use, &mut self.used, &mut self.idle] {
             quantity.end_unit(Source::Pools);
         }
+    }
+
+    /// The row of blocks of a size. Those of mimalloc, which has more sizes, are in one.
+    fn size_row(&self, size: u64) -> usize {
+        match self.heap.allocator {
+            Allocator::Pools(_) => (size / u64::from(ALIGNMENT)).saturating_sub(1) as usize,
+            Allocator::Pages(_) => 0,
+        }
+    }
+
+    /// Counts the blocks of a page of mimalloc. `None`: it has changed, or makes no sense.
+    fn count_page(&mut self, page: &MiPage, buffer: &mut Vec<u8>) -> Option<()> {
+        let (header, length) = self.page_header(page)?;
+        let is_small = page.block <= MAX_READ_BLOCK;
+        buffer.resize(if is_small { length } else { 0 }, 0);
+        let pages = self.read_resident(page.area.start, buffer);
+        let word = |offset: u64| match is_small {
+            true => u64_at(buffer, usize::try_from(offset).ok()?),
+            false => self.memory.u64(page.area.start.checked_add(offset)?),
+        };
+        let blocks = mimalloc::LiveBlocks::of(&header, &page.area, word)?;
+        let (at, size) = (page.area.start, blocks.block);
+        let used = if is_small {
+            self.count_blocks(at, buffer, &pages, blocks.offsets(), size, page.is_object)
+        } else {
+            let row = self.size_row(size);
+            let mut used = 0;
+            for offset in blocks.offsets() {
+                let start = at.saturating_add(offset);
+                let mut head = [0; HEAD];
+                let is_read = page.is_object && self.memory.read(start, &mut head);
+                let is_object = is_read && self.count_block(start, size, &head).is_some();
+                if !is_object && let Some(others) = self.others.get_mut(row) {
+                    others.add(1, size);
+                }
+                used += self.resident.bytes_in(start..start.saturating_add(size));
+            }
+            used
+        };
+        self.end_pool(page.area.clone(), used);
+        Some(())
+    }
+
+    /// The header of a page as it is now, and the bytes up to its last block. `None`: the page is another one.
+    fn page_header(&self, page: &MiPage) -> Option<(PageHeader, usize)> {
+        let mut bytes = [0; PageHeader::BYTES];
+        self.memory.read(page.header, &mut bytes).then_some(())?;
+        let header = PageHeader::parse(&bytes)?;
+        let is_same = header.block_size(&page.area) == page.block && (header.tag != 0) == page.is_object;
+        is_same.then_some(())?;
+        Some((header, usize::try_from(header.end(&page.area)?).ok()?))
+    }
+
+    /// Counts the blocks of a page of large ones.
+    fn count_large(&mut self, page: &MiPage) {
+        let word = |offset: u64| self.memory.u64(page.area.start.checked_add(offset)?);
+        let header = self.page_header(page);
+        let blocks = header.and_then(|(header, _)| mimalloc::LiveBlocks::of(&header, &page.area, word));
+        let mut used = 0;
+        for offset in blocks.iter().flat_map(|blocks| blocks.offsets()) {
+            let start = page.area.start.saturating_add(offset);
+            let end = start.saturating_add(page.block);
+            let mut head = [0; HEAD];
+            let is_read = page.is_object && self.memory.read(start, &mut head);
+            let is_object = is_read && self.count_known_block(page.block, &head).is_some();
+            if !is_object && self.own_large.len() < MAX_LARGE {
+                self.own_large.push(start..end);
+            }
+            used += self.resident.bytes_in(start..end);
+        }
+        let resident = self.resident.bytes_in(page.area.clone());
+        self.in_use.exact += resident;
+        self.used.exact += used;
+        self.idle.exact += resident.saturating_sub(used);
     }
 
     /// Counts a block, if it is an object. Returns the index of its type.
@@ -322,17 +458,22 @@ impl<'a> Counter<'a> {
         Some(index)
     }
 
-    /// The row of a type in the unit that is being counted.
-    fn touch(&mut self, index: u32) -> Option<&mut Row> {
+    /// The row of a type.
+    fn row(&mut self, index: u32) -> Option<&mut Row> {
         let place = index as usize;
         if self.rows.len() <= place {
             self.rows.resize(place + 1, Row::default());
         }
-        let row = self.rows.get_mut(place)?;
-        if !row.is_touched {
-            row.is_touched = true;
+        self.rows.get_mut(place)
+    }
+
+    /// The row of a type in the unit that is being counted.
+    fn touch(&mut self, index: u32) -> Option<&mut Row> {
+        if !self.row(index)?.is_touched {
             self.touched.push(index);
         }
+        let row = self.row(index)?;
+        row.is_touched = true;
         Some(row)
     }
 
@@ -378,15 +519,24 @@ impl<'a> Counter<'a> {
             } else {
                 self.is_truncated |= resident > 0;
             }
-        } else if let Some(block) = block_size(size) {
-            if self.types.is_in_arena(at) {
+        } else if let Some(block) = self.block_size(size) {
+            if self.heap.has(at) {
                 self.add_owned(owner, block);
-                if let Some(owned) = self.owned.get_mut(size_index(block)) {
+                let row = self.size_row(block);
+                if let Some(owned) = self.owned.get_mut(row) {
                     owned.add(1, block);
                 }
             }
         } else if self.resident.bytes_in(at..at.saturating_add(1)) > 0 {
             self.add_owned(owner, size);
+        }
+    }
+
+    /// Bytes of the block that a buffer has in Python's own memory. `None`: it has none there.
+    fn block_size(&self, bytes: u64) -> Option<u64> {
+        match self.heap.allocator {
+            Allocator::Pools(_) => block_size(bytes),
+            Allocator::Pages(_) => Some(mimalloc::block_size(bytes)),
         }
     }
 
@@ -428,7 +578,7 @@ impl<'a> Counter<'a> {
     /// Counts a block that was not drawn, because all of its kind are looked at. Returns the name of its type if it is an object.
     pub fn count_known_block(&mut self, size: u64, head: &[u8]) -> Option<&[u8]> {
         let (index, _) = self.types.classify(head, size)?;
-        let row = self.touch(index)?;
+        let row = self.row(index)?;
         row.count.exact += 1;
         row.bytes.exact = row.bytes.exact.saturating_add(size);
         self.types.get(index).map(|info| info.name.as_slice())
@@ -458,7 +608,10 @@ impl<'a> Counter<'a> {
             let rest = |of: fn(&Row) -> &Quantity| less(estimate(of(others)), estimate(of(owned)));
             let (count, bytes) = (rest(|row| &row.count), rest(|row| &row.bytes));
             if count.value > 0 {
-                let name = format!("blocks of {size} bytes").into_bytes();
+                let name = match self.heap.allocator {
+                    Allocator::Pools(_) => format!("blocks of {size} bytes").into_bytes(),
+                    Allocator::Pages(_) => b"blocks that are no objects".to_vec(),
+                };
                 types.push((
                     None,
                     TypeCensus {
@@ -495,6 +648,7 @@ impl<'a> Counter<'a> {
             torn: self.torn,
             types: types.into_iter().map(|(_, row)| row).collect(),
             large,
+            own_large: self.own_large,
             is_full: self.has_read_all && c_heap.units == c_heap.all,
             is_truncated: self.is_truncated || self.types.is_truncated,
         }
@@ -518,14 +672,6 @@ fn less(all: Estimate, part: Estimate) -> Estimate {
         low: all.low.saturating_sub(part.high),
         high: all.high.saturating_sub(part.low),
     }
-}
-
-fn size_index(block: u64) -> usize {
-    (block / u64::from(ALIGNMENT)).saturating_sub(1) as usize
-}
-
-fn is_whole_again(whole: &[u64], at: u64) -> bool {
-    whole.binary_search(&at).is_ok()
 }
 
 #[cfg(test)]

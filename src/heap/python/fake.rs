@@ -6,7 +6,7 @@ use std::ops::Range;
 
 use super::pools::PoolHeader;
 use super::types::Placement;
-use super::{PythonHeap, ResidentPages};
+use super::{Allocator, PythonHeap, ResidentPages};
 use crate::cpython::heap_layout::HeapLayout;
 use crate::cpython::object_layout::ObjectLayout;
 use crate::cpython::versions;
@@ -158,7 +158,7 @@ pub fn heap(minor: u8, pools: Vec<super::arenas::Arena>) -> PythonHeap {
     let (objects, layout) = layouts(minor);
     PythonHeap {
         arenas: pools.iter().map(|arena| arena.range.clone()).collect(),
-        pools,
+        allocator: Allocator::Pools(pools),
         layout,
         objects,
         placement: Placement::new(&objects, layout.pre_header, false),

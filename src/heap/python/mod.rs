@@ -26,9 +26,10 @@ use crate::process::memory::Memory;
 
 mod arenas;
 mod counter;
-mod instances;
 #[cfg(test)]
 mod fake;
+mod instances;
+mod mimalloc;
 mod owned;
 mod pools;
 mod types;
@@ -36,6 +37,7 @@ mod types;
 use arenas::{Areas, Arena};
 pub use counter::Counter;
 pub use instances::Instances;
+use mimalloc::MiPage;
 use types::Placement;
 
 /// Owned buffers of so many bytes or more are listed one by one, and not estimated: few of them may have most of the memory.
@@ -72,10 +74,18 @@ impl fmt::Display for NotFound {
 pub struct PythonHeap {
     /// Memory of Python's allocator, in ascending order.
     pub arenas: Vec<Range<u64>>,
-    pools: Vec<Arena>,
+    allocator: Allocator,
     layout: HeapLayout,
     objects: ObjectLayout,
     placement: Placement,
+}
+
+/// How the memory is divided.
+#[derive(Clone, Debug)]
+enum Allocator {
+    Pools(Vec<Arena>),
+    /// mimalloc.
+    Pages(Vec<MiPage>),
 }
 
 /// Finds Python's allocator. `memory` should read only pages that are in memory; `mappings` are those of the process in ascending
@@ -94,15 +104,24 @@ pub fn find(
         .and_then(|facts| facts.heap)
         .ok_or(NotFound::UnknownVersion)?;
     let objects = ObjectLayout::of(runtime, &interpreter.layout).ok_or(NotFound::UnknownVersion)?;
-    let areas = Areas::new(mappings);
-    let data = areas.data_of(interpreter.runtime);
-    let pools = arenas::find(memory, &areas, &data, layout.pool);
-    if pools.is_empty() {
+    let (arenas, allocator) = if runtime.free_threaded {
+        let segments = mimalloc::find(memory, mappings);
+        let arenas: Vec<Range<u64>> = segments.iter().map(|segment| segment.range.clone()).collect();
+        let pages = segments.into_iter().flat_map(|segment| segment.pages).collect();
+        (arenas, Allocator::Pages(pages))
+    } else {
+        let areas = Areas::new(mappings);
+        let data = areas.data_of(interpreter.runtime);
+        let pools = arenas::find(memory, &areas, &data, layout.pool);
+        let arenas = pools.iter().map(|arena| arena.range.clone()).collect();
+        (arenas, Allocator::Pools(pools))
+    };
+    if arenas.is_empty() {
         return Err(NotFound::NoArenas);
     }
     Ok(PythonHeap {
-        arenas: pools.iter().map(|arena| arena.range.clone()).collect(),
-        pools,
+        arenas,
+        allocator,
         layout,
         objects,
         placement: Placement::new(&objects, layout.pre_header, runtime.free_threaded),
@@ -110,6 +129,11 @@ pub fn find(
 }
 
 impl PythonHeap {
+    /// Whether an address is in Python's own memory.
+    fn has(&self, avma: u64) -> bool {
+        is_in(&self.arenas, avma)
+    }
+
     /// Counts the objects in Python's own memory within so much CPU time; `None`: all of them. To count what is in the C heap as well,
     /// use a [`Counter`].
     pub fn census(&self, memory: &dyn Memory, resident: &dyn ResidentPages, budget: Option<Duration>) -> PythonCensus {
@@ -117,6 +141,13 @@ impl PythonHeap {
         counter.count_pools(budget);
         counter.finish()
     }
+}
+
+/// Whether one of these ranges, which are in ascending order, has an address.
+fn is_in(ranges: &[Range<u64>], avma: u64) -> bool {
+    let below = ranges.partition_point(|range| range.start <= avma);
+    let found = below.checked_sub(1).and_then(|index| ranges.get(index));
+    found.is_some_and(|range| avma < range.end)
 }
 
 /// What is known of the objects of Python in a process.
@@ -136,6 +167,8 @@ pub struct PythonCensus {
     pub types: Vec<TypeCensus>,
     /// Owned buffers of [`LARGE`] bytes and more that were met.
     pub large: Vec<LargeBuffer>,
+    /// All buffers of [`LARGE`] bytes and more in Python's own memory, which only mimalloc has there.
+    pub own_large: Vec<Range<u64>>,
     /// Everything was read: there is no error of sampling.
     pub is_full: bool,
     /// There were more types or large buffers than are kept: some are missing.

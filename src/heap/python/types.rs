@@ -10,6 +10,7 @@ use std::ops::Range;
 
 use rustc_hash::FxHashMap;
 
+use super::is_in;
 use super::owned::Owner;
 use crate::bytes::u64_at;
 use crate::cpython::object_layout::ObjectLayout;
@@ -134,11 +135,8 @@ impl<'a> Types<'a> {
         self.list.get(index as usize)
     }
 
-    /// Whether an address is in Python's arenas.
-    pub fn is_in_arena(&self, avma: u64) -> bool {
-        let below = self.arenas.partition_point(|arena| arena.start <= avma);
-        let found = below.checked_sub(1).and_then(|index| self.arenas.get(index));
-        found.is_some_and(|arena| avma < arena.end)
+    fn is_in_arena(&self, avma: u64) -> bool {
+        is_in(&self.arenas, avma)
     }
 
     /// The type of the object in a block of `size` bytes, of which `head` has the first ones, and where it begins there.
