@@ -125,7 +125,8 @@ pub struct Counter<'a> {
     owned: [Row; SIZES],
     pending: Vec<Pending>,
     large: FxHashMap<u64, (u64, u32)>,
-    own_large: Vec<Range<u64>>,
+    /// Large blocks of mimalloc that are no objects: address and bytes.
+    own_large: FxHashMap<u64, u64>,
     pools: Drawn,
     c_heap: Drawn,
     /// Resident bytes of pools in use: all, those of blocks in use, and the others.
@@ -155,7 +156,7 @@ impl<'a> Counter<'a> {
             owned: [Row::default(); SIZES],
             pending: Vec::new(),
             large: FxHashMap::default(),
-            own_large: Vec::new(),
+            own_large: FxHashMap::default(),
             pools: Drawn::default(),
             c_heap: Drawn::default(),
             in_use: Quantity::default(),
@@ -419,7 +420,7 @@ impl<'a> Counter<'a> {
             let is_read = page.is_object && self.memory.read(start, &mut head);
             let is_object = is_read && self.count_known_block(page.block, &head).is_some();
             if !is_object && self.own_large.len() < MAX_LARGE {
-                self.own_large.push(start..end);
+                self.own_large.insert(start, page.block);
             }
             used += self.resident.bytes_in(start..end);
         }
@@ -586,72 +587,100 @@ impl<'a> Counter<'a> {
 
     /// What has been counted.
     pub fn finish(mut self) -> PythonCensus {
-        let (pools, c_heap) = (self.pools, self.c_heap);
-        let estimate = |quantity: &Quantity| quantity.estimate(pools, c_heap);
+        let unowned = self.give_large_to_owners();
         let bytes_in = |arena: &Range<u64>| self.resident.bytes_in(arena.clone());
         let resident: u64 = self.heap.arenas.iter().map(bytes_in).sum();
-        let mut types: Vec<(Option<u32>, TypeCensus)> = Vec::new();
-        for (row, index) in self.rows.iter().zip(0_u32..) {
-            let (Some(info), count) = (self.types.get(index), estimate(&row.count)) else {
-                continue;
-            };
-            if count.value > 0 {
-                types.push((Some(index), type_census(info, count, estimate(&row.bytes))));
-            }
-        }
-        for ((others, owned), size) in self
-            .others
-            .iter()
-            .zip(&self.owned)
-            .zip((u64::from(ALIGNMENT)..).step_by(ALIGNMENT as usize))
-        {
-            let rest = |of: fn(&Row) -> &Quantity| less(estimate(of(others)), estimate(of(owned)));
-            let (count, bytes) = (rest(|row| &row.count), rest(|row| &row.bytes));
-            if count.value > 0 {
-                let name = match self.heap.allocator {
-                    Allocator::Pools(_) => format!("blocks of {size} bytes").into_bytes(),
-                    Allocator::Pages(_) => b"blocks that are no objects".to_vec(),
-                };
-                types.push((
-                    None,
-                    TypeCensus {
-                        name,
-                        count,
-                        bytes,
-                        may_own_large: false,
-                        is_object: false,
-                    },
-                ));
-            }
-        }
+        let mut types = self.type_rows(unowned);
+        types.extend(self.other_rows().map(|row| (None, row)));
         types.sort_by(|(_, a), (_, b)| b.bytes.value.cmp(&a.bytes.value).then_with(|| a.name.cmp(&b.name)));
-        let places: FxHashMap<u32, usize> = types
-            .iter()
-            .zip(0..)
+        let placed = types.iter().zip(0..);
+        let places: FxHashMap<u32, usize> = placed
             .filter_map(|((index, _), place)| Some(((*index)?, place)))
             .collect();
-        let mut large: Vec<LargeBuffer> = Vec::new();
-        for (address, (bytes, owner)) in std::mem::take(&mut self.large) {
-            large.extend(places.get(&owner).map(|type_index| LargeBuffer {
-                address,
-                bytes,
-                type_index: *type_index,
-            }));
-        }
+        let found = |(address, (bytes, owner)): (&u64, &(u64, u32))| {
+            Some(LargeBuffer {
+                address: *address,
+                bytes: *bytes,
+                type_index: *places.get(owner)?,
+            })
+        };
+        let mut large: Vec<LargeBuffer> = self.large.iter().filter_map(found).collect();
         large.sort_by_key(|buffer| buffer.address);
         PythonCensus {
-            used: estimate(&self.used),
-            free_blocks: estimate(&self.idle),
-            free_pools: estimate(&self.in_use).rest_of(resident),
-            pools: pools.all,
-            read: pools.units,
+            used: self.estimate(&self.used),
+            free_blocks: self.estimate(&self.idle),
+            free_pools: self.estimate(&self.in_use).rest_of(resident),
+            pools: self.pools.all,
+            read: self.pools.units,
             torn: self.torn,
             types: types.into_iter().map(|(_, row)| row).collect(),
             large,
-            own_large: self.own_large,
-            is_full: self.has_read_all && c_heap.units == c_heap.all,
+            is_full: self.has_read_all && self.c_heap.units == self.c_heap.all,
             is_truncated: self.is_truncated || self.types.is_truncated,
         }
+    }
+
+    fn estimate(&self, quantity: &Quantity) -> Estimate {
+        quantity.estimate(self.pools, self.c_heap)
+    }
+
+    /// Counts the large blocks of mimalloc with their owners, and the others as blocks without one. Returns the bytes of these.
+    fn give_large_to_owners(&mut self) -> u64 {
+        let mut unowned = 0;
+        for (address, bytes) in std::mem::take(&mut self.own_large) {
+            let owner = self.large.remove(&address);
+            let row = match owner.and_then(|(_, owner)| self.row(owner)) {
+                Some(row) => row,
+                None => {
+                    unowned += bytes;
+                    let Some(others) = self.others.first_mut() else {
+                        continue;
+                    };
+                    others.count.exact += 1;
+                    others
+                }
+            };
+            row.bytes.exact = row.bytes.exact.saturating_add(bytes);
+        }
+        unowned
+    }
+
+    /// The types that were met, each with its index. `unowned`: bytes of large blocks that may be those of objects that were not.
+    fn type_rows(&self, unowned: u64) -> Vec<(Option<u32>, TypeCensus)> {
+        let mut types = Vec::new();
+        for (row, index) in self.rows.iter().zip(0_u32..) {
+            let (Some(info), count) = (self.types.get(index), self.estimate(&row.count)) else {
+                continue;
+            };
+            if count.value > 0 {
+                let mut bytes = self.estimate(&row.bytes);
+                if info.owner.may_be_large() {
+                    bytes.high = bytes.high.saturating_add(unowned);
+                }
+                types.push((Some(index), type_census(info, count, bytes)));
+            }
+        }
+        types
+    }
+
+    /// The blocks that are no objects, without those that objects own.
+    fn other_rows(&self) -> impl Iterator<Item = TypeCensus> {
+        let sizes = (u64::from(ALIGNMENT)..).step_by(ALIGNMENT as usize);
+        let rows = self.others.iter().zip(&self.owned).zip(sizes);
+        rows.filter_map(|((others, owned), size)| {
+            let rest = |of: fn(&Row) -> &Quantity| less(self.estimate(of(others)), self.estimate(of(owned)));
+            let count = rest(|row| &row.count);
+            (count.value > 0).then(|| TypeCensus {
+                name: match self.heap.allocator {
+                    Allocator::Pools(_) => format!("blocks of {size} bytes").into_bytes(),
+                    Allocator::Pages(_) => b"blocks that are no objects".to_vec(),
+                },
+                count,
+                bytes: rest(|row| &row.bytes),
+                may_own_large: false,
+                is_object: false,
+            })
+        })
     }
 }
 

@@ -230,3 +230,156 @@ pub fn block_size(bytes: u64) -> u64 {
     let step = 1 << (last.ilog2() - 2);
     (last / step + 1).saturating_mul(step).saturating_mul(8)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::fake::{FakeMemory, mapping};
+    use super::*;
+    use crate::event::PAGE;
+
+    const AT: u64 = 0x20_0000_0000;
+
+    /// What a page says: slices, heap, blocks handed out, blocks in use, bytes of a block, and where its free blocks begin.
+    fn header(slices: u32, tag: u8, capacity: u16, used: u32, block: u32, lists: [u64; 3]) -> Vec<u8> {
+        let mut bytes = vec![0; PAGE_HEADER];
+        let mut put = |at: usize, value: &[u8]| bytes[at..at + value.len()].copy_from_slice(value);
+        put(0, &slices.to_le_bytes());
+        put(8, &[tag << 3 | 1]);
+        put(10, &capacity.to_le_bytes());
+        put(24, &used.to_le_bytes());
+        put(28, &block.to_le_bytes());
+        for (at, list) in [16, 32, 40].into_iter().zip(lists) {
+            put(at, &list.to_le_bytes());
+        }
+        bytes
+    }
+
+    fn put_page(memory: &mut FakeMemory, slice: u64, header: &[u8]) {
+        memory.write(AT + FIRST_SLICE + slice * PAGE_HEADER as u64, header);
+    }
+
+    /// A segment with two pages of objects and one free one.
+    fn segment() -> FakeMemory {
+        let mut memory = FakeMemory::default();
+        memory.words(AT, &[0; 50 << 10 >> 3]);
+        memory.words(AT + SEGMENT_SLICES as u64, &[SLICES, 1, 0, SLICES]);
+        put_page(&mut memory, 1, &header(1, 2, 100, 50, 64, [0; 3]));
+        put_page(&mut memory, 2, &header(8, 0, 3, 3, 100_000, [0; 3]));
+        put_page(&mut memory, 10, &header(502, 0, 0, 0, 0, [0; 3]));
+        memory
+    }
+
+    fn found(memory: &FakeMemory) -> Vec<Segment> {
+        let mappings = [
+            mapping(AT - PAGE..AT + SEGMENT, true, 0, ""),
+            mapping(AT + SEGMENT..AT + 3 * SEGMENT, true, 0, ""),
+        ];
+        find(memory, &mappings)
+    }
+
+    #[test]
+    fn segments_are_found_by_their_shape() {
+        let slice = |n: u64| AT + n * SLICE;
+        let page = |n: u64, slices: u64, block: u64, is_object: bool| MiPage {
+            header: AT + FIRST_SLICE + n * PAGE_HEADER as u64,
+            area: slice(n)..slice(n + slices),
+            block,
+            is_object,
+        };
+        let expected = Segment {
+            range: AT..AT + SEGMENT,
+            pages: vec![page(1, 1, 64, true), page(2, 8, 100_000, false)],
+        };
+        assert_eq!(found(&segment()), [expected]);
+        // One block of more than a segment.
+        let mut memory = segment();
+        memory.words(AT + SEGMENT_SLICES as u64, &[700, 1, 1, 512]);
+        put_page(&mut memory, 1, &header(699, 0, 1, 1, i32::MAX as u32, [0; 3]));
+        let huge = &found(&memory)[0];
+        assert_eq!(huge.range, AT..AT + 2 * SEGMENT);
+        assert_eq!(huge.pages, [page(1, 699, 699 * SLICE, false)]);
+    }
+
+    #[test]
+    fn forged_segments_are_refused() {
+        let word = |n: u64| AT + SEGMENT_SLICES as u64 + 8 * n;
+        for (name, at, value) in [
+            ("slices", word(0), SLICES + 1),
+            ("all slices", word(0), u64::MAX),
+            ("no slices of its own", word(1), 0),
+            ("all slices of its own", word(1), u64::MAX),
+            ("no such kind", word(2), 2),
+            ("entries", word(3), SLICES - 1),
+            ("no entries", word(3), 0),
+            ("a page without slices", AT + FIRST_SLICE + PAGE_HEADER as u64, 0),
+            (
+                "a page beyond the segment",
+                AT + FIRST_SLICE + PAGE_HEADER as u64,
+                SLICES,
+            ),
+        ] {
+            let mut memory = segment();
+            memory.words(at, &[value]);
+            assert!(found(&memory).is_empty(), "{name}");
+        }
+        let mut huge = segment();
+        huge.words(word(0), &[u64::MAX, 1, 1, 512]);
+        assert!(found(&huge).is_empty());
+    }
+
+    #[test]
+    fn blocks_in_use_are_off_the_lists() {
+        let area = AT..AT + SLICE;
+        // Blocks of 64 bytes begin at the third.
+        let at = |index: u64| AT + 192 + 64 * index;
+        let live = |lists: [u64; 3], links: &[(u64, u64)], used: u32| {
+            let page = PageHeader::parse(&header(1, 2, 6, used, 64, lists)).expect("a header");
+            let word = |offset: u64| {
+                let link = links.iter().find(|(from, _)| *from == AT + offset);
+                Some(link.map_or(0, |(_, to)| *to))
+            };
+            let blocks = LiveBlocks::of(&page, &area, word)?;
+            Some(blocks.offsets().map(|offset| (offset - 192) / 64).collect::<Vec<u64>>())
+        };
+        let lists = [at(5), at(1), at(2) | 1];
+        for (name, lists, links, used, expected) in [
+            (
+                "one list",
+                [at(5), 0, 0],
+                vec![(at(5), at(0))],
+                4,
+                Some(vec![1, 2, 3, 4]),
+            ),
+            ("three lists", lists, vec![(at(5), at(0))], 4, Some(vec![3, 4])),
+            ("more in use than there are", lists, vec![], 4, None),
+            ("a cycle", lists, vec![(at(5), at(0)), (at(0), at(5))], 4, None),
+            ("a block in two lists", [at(5), at(5), 0], vec![], 5, None),
+            ("between blocks", [at(5) + 8, 0, 0], vec![], 5, None),
+            ("ahead of the blocks", [AT + 64, 0, 0], vec![], 5, None),
+            ("beyond the blocks", [at(6), 0, 0], vec![], 5, None),
+            ("outside", [64, 0, 0], vec![], 5, None),
+        ] {
+            assert_eq!(live(lists, &links, used), expected, "{name}");
+        }
+        // More blocks than the area has room for.
+        let page = PageHeader::parse(&header(1, 2, 2000, 2000, 64, [0; 3])).expect("a header");
+        assert!(LiveBlocks::of(&page, &area, |_| Some(0)).is_none());
+    }
+
+    #[test]
+    fn sizes_of_blocks() {
+        for (bytes, expected) in [
+            (1, 16),
+            (16, 16),
+            (17, 32),
+            (64, 64),
+            (65, 80),
+            (81, 96),
+            (129, 160),
+            (1025, 1280),
+        ] {
+            assert_eq!(block_size(bytes), expected, "{bytes}");
+        }
+        assert!(block_size(u64::MAX) > 1 << 60);
+    }
+}

@@ -165,10 +165,9 @@ pub struct PythonCensus {
     /// Pools that made no sense: they changed while they were read.
     pub torn: u64,
     pub types: Vec<TypeCensus>,
-    /// Owned buffers of [`LARGE`] bytes and more that were met.
+    /// Owned buffers of [`LARGE`] bytes and more that were met. Those in memory of mimalloc are not in this list: they are among the
+    /// bytes of their owners, or, if none was met, blocks without an owner.
     pub large: Vec<LargeBuffer>,
-    /// All buffers of [`LARGE`] bytes and more in Python's own memory, which only mimalloc has there.
-    pub own_large: Vec<Range<u64>>,
     /// Everything was read: there is no error of sampling.
     pub is_full: bool,
     /// There were more types or large buffers than are kept: some are missing.
