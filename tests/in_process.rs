@@ -214,6 +214,7 @@ fn record_at(
         threads,
         native: true,
         by_thread: false,
+        allocations: None,
     };
     let recorder = Recorder::start(config).expect("a recording");
     let limitation = recorder.limitation().map(ToString::to_string);
@@ -326,6 +327,7 @@ fn one_recording_at_a_time() {
             threads: None,
             native: true,
             by_thread: false,
+            allocations: None,
         };
         let refused = Recorder::start(config).err().expect("a second one is refused");
         assert!(refused.to_string().contains("already being sampled"), "{refused}");

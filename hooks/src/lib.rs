@@ -406,7 +406,7 @@ pub fn install(handler: Arc<dyn Handler>, wanted: HookSet) -> Result<Installed, 
     }
     got::update(groups());
     if let Some(attached) = &attached
-        && !pymem::update(attached, true)
+        && !pymem::update(attached)
     {
         // Removing it takes the lock.
         drop(held);
@@ -414,11 +414,6 @@ pub fn install(handler: Arc<dyn Handler>, wanted: HookSet) -> Result<Installed, 
         return Err(Refusal::TooManyLinks);
     }
     Ok(installed)
-}
-
-/// Whether somebody wants Python's domains.
-fn wants_python() -> bool {
-    MASKS.python.load(Ordering::SeqCst) != 0 || sampling::wants_python()
 }
 
 /// Groups of entry points that a handler wants.
@@ -459,7 +454,7 @@ impl Installed {
         }
         got::update(groups());
         if let Some(attached) = &attached {
-            pymem::update(attached, wants_python());
+            pymem::update(attached);
         }
         let is_quiet = wait_for_handlers();
         let handler = HANDLERS[self.ticket.index as usize].load(Ordering::Acquire);

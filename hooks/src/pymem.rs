@@ -112,12 +112,16 @@ fn set(domain: usize, mut allocator: Allocator) {
     }
 }
 
-/// Makes the three domains be hooked, or not; false if one of them could not be. The caller holds the lock of `got.rs`.
-pub fn update(_: &Attached, wanted: bool) -> bool {
-    let first = update_domain::<0>(wanted);
-    let second = update_domain::<1>(wanted);
-    let third = update_domain::<2>(wanted);
-    first && second && third
+/// Makes the domains be hooked that somebody wants, and no others; false if one of them could not be. The caller holds the
+/// lock of `got.rs`.
+pub fn update(_: &Attached) -> bool {
+    let all = MASKS.python.load(Ordering::SeqCst) != 0;
+    // What the raw domain requests is sampled as the C library's.
+    let objects = all || sampling::python_limit() > 0;
+    let raw = update_domain::<RAW>(all);
+    let mem = update_domain::<1>(objects);
+    let obj = update_domain::<OBJECTS>(objects);
+    raw && mem && obj
 }
 
 /// The largest block that Python's allocator of objects takes from memory of its own: larger ones are requested of the C
@@ -279,7 +283,6 @@ fn gives<const D: usize>(kind: AllocatorCall, size: usize, real: impl FnOnce() -
         }
         block
     };
-    // What the raw domain requests is the C library's.
     if D != RAW && size <= sampling::python_limit() {
         sampling::gives(size, call)
     } else {

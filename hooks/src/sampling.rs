@@ -407,7 +407,7 @@ pub fn sample(sampler: Arc<dyn BlockSampler>, mean: u64, python: bool) -> Result
         let limit = pymem::own_limit(attached);
         PYTHON_LIMIT.store(limit, Ordering::Relaxed);
         sampling.has_python = limit > 0;
-        if limit > 0 && !pymem::update(attached, true) {
+        if limit > 0 && !pymem::update(attached) {
             // Removing it takes the lock.
             drop(held);
             drop(sampling);
@@ -415,11 +415,6 @@ pub fn sample(sampler: Arc<dyn BlockSampler>, mean: u64, python: bool) -> Result
         }
     }
     Ok(sampling)
-}
-
-/// Whether Python's domains are to be hooked.
-pub fn wants_python() -> bool {
-    python_limit() > 0
 }
 
 impl Sampling {
@@ -442,7 +437,7 @@ impl Sampling {
         PYTHON_LIMIT.store(0, Ordering::Relaxed);
         got::update(crate::groups());
         if let Some(attached) = &attached {
-            pymem::update(attached, crate::wants_python());
+            pymem::update(attached);
         }
         let is_quiet = crate::wait_for_handlers();
         if is_quiet && !sampler.is_null() {

@@ -94,6 +94,10 @@ impl ValueType {
     pub const ALLOC_BYTES: ValueType = ValueType::fixed("alloc_bytes", Unit::Bytes);
     /// Memory allocated and not freed, bytes.
     pub const LIVE_BYTES: ValueType = ValueType::fixed("live_bytes", Unit::Bytes);
+    /// Memory that was allocated when most was, bytes.
+    pub const PEAK_BYTES: ValueType = ValueType::fixed("peak_bytes", Unit::Bytes);
+    /// Memory that was allocated again and again by the same code and not freed, bytes.
+    pub const LEAKED_BYTES: ValueType = ValueType::fixed("leaked_bytes", Unit::Bytes);
     /// Resident memory of the process, bytes; by stack, what grew there and is still resident.
     pub const RSS_BYTES: ValueType = ValueType::fixed("rss_bytes", Unit::Bytes);
     /// Growth of resident memory, bytes, whether it is still resident or not.
@@ -191,9 +195,9 @@ impl Profile {
     }
 
     /// Index in [`Profile::value_types`] of what views of the profile show unless another value is chosen: wall-clock time,
-    /// or another time of what is no sample, such as calls; memory that grew and is still resident; the events that samples stand
-    /// for; else the count. Samples of CPU time remain samples: these stand
-    /// for the same time each, and say how much they prove.
+    /// or another time of what is no sample, such as calls; bytes, of which each sample stands for a different number: memory that grew
+    /// and is still resident first; the events that samples stand for; else the count. Samples of CPU time remain samples: these
+    /// stand for the same time each, and say how much they prove.
     pub fn default_value(&self) -> usize {
         let types = self.value_types();
         let is_shown = |at: &usize| types[*at].is_per_count() || self.total_amount(*at) > 0;
@@ -213,9 +217,11 @@ impl Profile {
         }
         let is_time = |at: &usize| types[*at].kind.unit == Unit::Nanoseconds;
         let mut times = (0..types.len()).filter(|at| is_time(at) && is_shown(at));
+        let is_bytes = |at: &usize| types[*at].kind.unit == Unit::Bytes;
+        let mut bytes = (0..types.len()).filter(|at| is_bytes(at) && is_shown(at));
         match wall {
             None if *self.count_type() != ValueType::SAMPLES => times.next().unwrap_or(0),
-            wall => wall.unwrap_or(0),
+            wall => wall.or_else(|| bytes.next()).unwrap_or(0),
         }
     }
 
@@ -428,6 +434,11 @@ mod tests {
                     each(ValueType::RSS_GROWN_BYTES, 9),
                 ],
                 "rss_grown_bytes",
+            ),
+            (
+                "samples of memory",
+                vec![per_count(ValueType::SAMPLES), each(ValueType::ALLOC_BYTES, 9)],
+                "alloc_bytes",
             ),
             ("nothing declared", Vec::new(), "samples"),
         ] {

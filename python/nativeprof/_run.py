@@ -43,6 +43,13 @@ def _arguments(words: list[str]) -> argparse.Namespace:
         "counts+samples: count, and sample as --mode says; events: the timeline of all calls, returns and allocations, as a "
         "Chrome trace (.json), .csv, .arrow or .parquet",
     )
+    parser.add_argument(
+        "--alloc",
+        action="store_true",
+        help="sample what the program allocates, by bytes, instead of its time: all of it, what is not freed, and what was not "
+        "when most was allocated",
+    )
+    parser.add_argument("--interval", type=int, metavar="BYTES", help="with --alloc: bytes between two samples (524288)")
     parser.add_argument("--subtract", action="store_true", help="with --trace times: subtract the cost of tracing")
     parser.add_argument("--only", action="append", default=[], metavar="MODULE[:FUNCTION]", help="trace only this")
     parser.add_argument("--skip", action="append", default=[], metavar="MODULE[:FUNCTION]", help="do not trace this")
@@ -63,6 +70,10 @@ def _arguments(words: list[str]) -> argparse.Namespace:
         options.rate = 100
     if options.mode is None:
         options.mode = "cpu"
+    if options.interval is None:
+        options.interval = 512 * 1024
+    if not 1 <= options.interval <= 1 << 40:
+        parser.error(f"argument --interval: {options.interval} is not a number of bytes")
     if not 1 <= options.rate <= 10_000:
         parser.error(f"argument -r/--rate: {options.rate} is not between 1 and 10000")
     if options.trace == "events":
@@ -129,6 +140,12 @@ def _refuse_without_effect(parser: argparse.ArgumentParser, options: argparse.Na
     for name, value in (("-r/--rate", options.rate), ("--mode", options.mode)):
         if value is not None and trace not in (None, "counts+samples"):
             parser.error(f"{name} is for samples, and --trace {trace} takes none: leave it out, or use --trace counts+samples")
+    if options.alloc:
+        for name, value in (("-r/--rate", options.rate), ("--mode", options.mode), ("--trace", trace)):
+            if value is not None:
+                parser.error(f"{name} has no effect on allocations: leave it out, or leave out --alloc")
+    elif options.interval is not None:
+        parser.error("--interval is for allocations: leave it out, or add --alloc")
     if options.threads and trace == "events":
         parser.error("--threads has no effect on --trace events: a timeline always has the threads; leave it out")
 
@@ -291,6 +308,8 @@ def _after(first: Callable[[], None], function: Callable[..., Any]) -> Callable[
 def _profiler(options: argparse.Namespace) -> Profiler | _Timeline:
     if options.trace == "events":
         return _Timeline(not options.no_native)
+    if options.alloc:
+        return Profiler(native=not options.no_native, mode="alloc", threads=options.threads or None, interval=options.interval)
     mode = options.mode
     if options.trace:
         mode = {"times": "calls", "counts": "counts", "counts+samples": f"counts+{mode}"}[options.trace]

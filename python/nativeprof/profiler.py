@@ -206,7 +206,7 @@ def _calls(subtract: bool, mode: str, builtins: bool, *arguments: Any) -> _nativ
     return recorder
 
 
-_MODES = ("cpu", "wall", "calls", "counts", "counts+cpu", "counts+wall")
+_MODES = ("cpu", "wall", "calls", "counts", "counts+cpu", "counts+wall", "alloc")
 
 
 class _CountsAndSamples:
@@ -240,6 +240,11 @@ class _CountsAndSamples:
         return self._samples.limitation()
 
 
+# These interrupt no thread.
+_WITHOUT_SIGNALS = (_native.CallRecorder, _native.AllocationRecorder)
+_Recorder = Union[_native.SampleRecorder, _native.CallRecorder, _native.AllocationRecorder, _CountsAndSamples]
+
+
 class Profiler:
     """Samples the stacks of this process: Python and native frames interleaved in true calling order.
 
@@ -257,6 +262,7 @@ class Profiler:
         ``"calls"`` does not sample: every call is counted and timed, with its callers (``rate`` means nothing then, and
         ``native``: functions written in C too). ``"counts"``: only how often each Python function begins, which costs
         far less. ``"counts+cpu"``, ``"counts+wall"``: both, exact counts and sampled times in one profile.
+        ``"alloc"``: samples what is allocated, by bytes: see ``interval``.
     :param threads: ``True`` gives a node per thread in the tree; an iterable of :class:`threading.Thread` or idents
         samples only these; else all threads of the process are sampled, native ones included.
 
@@ -265,6 +271,11 @@ class Profiler:
         (``"json.decoder:JSONDecoder.decode"``) to trace; the time of all others is their caller's. Empty: all.
     :param skip: the same, to leave out.
     :param subtract: with ``mode="calls"``: takes what tracing costs, as it is measured at the start, out of the times.
+    :param interval: with ``mode="alloc"``: bytes between two samples, on average. The profile has the estimated
+        ``alloc_bytes`` and ``allocs`` (all that was allocated), ``live_bytes`` (what is not freed at the end) and
+        ``peak_bytes`` (what was not when most was allocated).
+    :param max_overhead: with ``mode="alloc"``: the part of the process's CPU time that sampling may use. Where it would use
+        more, fewer samples are taken, which stand for more bytes each.
 
     There can be one at a time. After :func:`os.fork` it continues in the parent only.
 
@@ -282,24 +293,37 @@ class Profiler:
         only: Iterable[str] = (),
         skip: Iterable[str] = (),
         subtract: bool = False,
+        interval: int = 512 * 1024,
+        max_overhead: float = 0.01,
     ) -> None:
+        if not isinstance(interval, int) or isinstance(interval, bool) or not 1 <= interval <= 1 << 40:
+            raise ValueError(f"interval must be a number of bytes, got {interval!r}")
+        if not 0 < max_overhead <= 1:
+            raise ValueError(f"max_overhead must be a part of the CPU time, above 0 and at most 1, got {max_overhead!r}")
+        if mode != "alloc" and (interval, max_overhead) != (512 * 1024, 0.01):
+            raise ValueError(f'interval and max_overhead are for mode="alloc", not for mode={mode!r}; leave them out')
         if mode not in _MODES:
             raise ValueError(f"mode must be one of {', '.join(_MODES)}, got {mode!r}")
         if not isinstance(rate, int) or isinstance(rate, bool) or not 1 <= rate <= 10_000:
             raise ValueError(f"rate must be between 1 and 10000 samples per second, got {rate!r}")
         idents, by_thread = _idents(threads), threads is True
         filters = list(only), list(skip)
-        self._make: Callable[[], _native.SampleRecorder | _native.CallRecorder | _CountsAndSamples]
+        self._make: Callable[[], _Recorder]
         if (cpu or subtract) and mode != "calls":
             raise ValueError(
                 f'cpu and subtract are for mode="calls": mode={mode!r} does not time calls; leave them out, or use mode="calls"'
             )
-        if mode in ("cpu", "wall"):
+        if mode in ("cpu", "wall", "alloc"):
             if filters != ([], []):
                 raise ValueError(
                     f"only and skip are for traced calls: mode={mode!r} only samples; leave them out, or use "
-                    f'mode="calls", "counts" or "counts+{mode}"'
+                    f'mode="calls", "counts" or "counts+{"cpu" if mode == "alloc" else mode}"'
                 )
+        if mode == "alloc":
+            if idents is not None:
+                raise ValueError('mode="alloc" samples the allocations of all threads; leave threads out, or use threads=True')
+            self._make = lambda: _native.AllocationRecorder(interval, max_overhead, bool(native), by_thread)
+        elif mode in ("cpu", "wall"):
             self._make = lambda: _native.SampleRecorder(rate, bool(native), mode == "wall", idents, by_thread)
         elif mode.startswith("counts+"):
             self._make = lambda: _CountsAndSamples(
@@ -308,7 +332,7 @@ class Profiler:
         else:
             kind = "times" if mode == "calls" else mode
             self._make = lambda: _calls(subtract, kind, bool(native), bool(cpu), idents, by_thread, *filters)
-        self._recorder: _native.SampleRecorder | _native.CallRecorder | _CountsAndSamples | None = None
+        self._recorder: _Recorder | None = None
         self._profile: Profile | None = None
 
     def start(self) -> None:
@@ -333,7 +357,7 @@ class Profiler:
         _running = self
         # A recording that is never stopped ends before the interpreter does.
         atexit.register(self._abandon)
-        limitation = None if isinstance(self._recorder, _native.CallRecorder) else self._recorder.limitation()
+        limitation = None if isinstance(self._recorder, _WITHOUT_SIGNALS) else self._recorder.limitation()
         if limitation:
             try:
                 warnings.warn(limitation, RuntimeWarning, stacklevel=3)
@@ -353,7 +377,7 @@ class Profiler:
         if _running is self:
             _running = None
         atexit.unregister(self._abandon)
-        is_sampled = isinstance(recorder, _native.CallRecorder) or recorder.signal() is not None
+        is_sampled = isinstance(recorder, _WITHOUT_SIGNALS) or recorder.signal() is not None
         self._profile = Profile(recorder.stop())
         if not is_sampled:
             said = "another signal handler replaced nativeprof's: samples are missing"

@@ -4,6 +4,7 @@ use nativeprof_hooks::Refusal;
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 
+mod allocations;
 mod call_frames;
 mod call_recorder;
 mod call_tree;
@@ -37,6 +38,8 @@ mod _native {
         PyErr::from_value(error).print_and_set_sys_last_vars(py);
     }
 
+    #[pymodule_export]
+    use super::allocations::AllocationRecorder;
     #[pymodule_export]
     use super::call_recorder::{CallRecorder, combine};
     #[pymodule_export]

@@ -20,7 +20,7 @@ use pyo3::exceptions::{PyOSError, PyPermissionError, PyRuntimeError, PyValueErro
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 
-fn exception(e: Error) -> PyErr {
+pub fn exception(e: Error) -> PyErr {
     let text = e.to_string();
     match e.kind {
         ErrorKind::Usage | ErrorKind::Data => PyValueError::new_err(text),
@@ -50,7 +50,7 @@ impl SampleRecorder {
     }
 }
 
-fn stopped() -> Error {
+pub fn stopped() -> Error {
     Error::new(ErrorKind::Unsupported, "this recording has been stopped").hint("start another one")
 }
 
@@ -73,6 +73,7 @@ impl SampleRecorder {
             threads,
             native,
             by_thread,
+            allocations: None,
         };
         let started = py.detach(|| in_process::Recorder::start(config)).map_err(exception)?;
         Ok(SampleRecorder(Mutex::new(Some(started))))

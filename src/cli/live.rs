@@ -240,6 +240,7 @@ impl LiveOptions<'_> {
             spans: self.spans,
             thread_context: self.spans,
             host: false,
+            own_code: None,
         }
     }
 }

@@ -2,6 +2,7 @@
 //!
 //! Nothing here needs the GIL: the interpreter's memory is read like that of another process.
 
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -15,7 +16,10 @@ use crate::session::{Grouping, Recording, SessionOptions};
 use crate::sys;
 use crate::sys::threads;
 
+pub mod allocations;
 pub mod thread_stack;
+
+use allocations::AllocationLog;
 
 /// Parameters of a recording.
 #[derive(Clone, Debug)]
@@ -29,6 +33,8 @@ pub struct ProfilerConfig {
     pub native: bool,
     /// One node per thread below the root.
     pub by_thread: bool,
+    /// With [`SamplingClock::Calls`]: what is known of the allocations that are sampled.
+    pub allocations: Option<Arc<AllocationLog>>,
 }
 
 /// Maximum time between two checks for commands.
@@ -158,6 +164,7 @@ fn ended() -> Error {
 /// State of the recording thread.
 struct RecordingThread {
     recording: Recording,
+    allocations: Option<Arc<AllocationLog>>,
     /// CPU time of this thread before the samples of the next profile, ns.
     cpu_before: u64,
 }
@@ -183,14 +190,20 @@ impl RecordingThread {
             measure: match config.clock {
                 SamplingClock::Cpu => Measure::period(Clock::Cpu, config.rate),
                 SamplingClock::Wall => Measure::time(config.rate),
+                SamplingClock::Calls => Measure::Event,
             },
+            own_code: (config.clock == SamplingClock::Calls).then_some(signal::sample_here as *const () as u64),
             ..SessionOptions::default()
         };
         let mut recording = Recording::new(options, Box::new(backend), config.rate, pid, None);
         recording.attach(pid)?;
+        if let Some(allocations) = &config.allocations {
+            allocations.set_own_thread();
+        }
         recording.start()?;
         Ok(RecordingThread {
             recording,
+            allocations: config.allocations.clone(),
             cpu_before: 0,
         })
     }
@@ -216,12 +229,23 @@ impl RecordingThread {
     fn poll(&mut self, wait: Duration) {
         // Only the backend fails, and this one does not.
         let _ = self.recording.poll(wait, None);
+        if let Some(allocations) = &self.allocations {
+            allocations.control();
+        }
     }
 
     /// The profile so far; the next one begins.
     fn profile(&mut self) -> Profile {
+        if self.allocations.is_some() {
+            self.poll(Duration::ZERO);
+        }
+        let start = self.recording.start_time();
         let cpu = threads::cpu_time(sys::process::current_tid() as u32).unwrap_or(0);
         let before = std::mem::replace(&mut self.cpu_before, cpu);
-        self.recording.take_profile(cpu.saturating_sub(before) as f64 / 1e9)
+        let mut profile = self.recording.take_profile(cpu.saturating_sub(before) as f64 / 1e9);
+        if let Some(allocations) = &self.allocations {
+            allocations.add_values(&mut profile, start);
+        }
+        profile
     }
 }

@@ -108,6 +108,9 @@ pub struct SessionOptions {
     /// Record a whole host, for months: what is known of processes is dropped when it is not used, and one process has a part
     /// of each bounded table. Names of threads are read when they are sampled.
     pub host: bool,
+    /// avma of code in our own process, which takes samples where it is called: frames in its file are left out, and no sample
+    /// is due at any time.
+    pub own_code: Option<u64>,
 }
 
 impl Default for SessionOptions {
@@ -124,6 +127,7 @@ impl Default for SessionOptions {
             lag: None,
             workers: false,
             host: false,
+            own_code: None,
         }
     }
 }

@@ -311,6 +311,11 @@ impl Recording {
         self.meta_of(&self.of_segment(next.counted), duration)
     }
 
+    /// When the current segment began, on the samples' clock, ns.
+    pub fn start_time(&self) -> u64 {
+        self.start.time
+    }
+
     /// Samples per second.
     pub fn rate(&self) -> u64 {
         self.rate
@@ -468,7 +473,7 @@ impl Recording {
     fn quality_of(&self, counts: &SampleCounts) -> Quality {
         let (options, quality) = (&self.session.options, self.quality_counts());
         // Off the CPU nothing is expected: intervals are taken by their lengths. Nor of one lock's holders, or of memory.
-        let is_of_memory = matches!(options.measure, Measure::Bytes(_));
+        let is_of_memory = matches!(options.measure, Measure::Bytes(_)) || options.own_code.is_some();
         if !options.measure.is_time() && !options.gil_only && !is_of_memory {
             quality.quality_at_rate(counts, self.rate)
         } else {

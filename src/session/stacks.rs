@@ -48,6 +48,7 @@ impl LastStack {
 pub struct StackBuilder {
     /// Unwind native stacks.
     is_native: bool,
+    own_code: Option<u64>,
     grouping: Grouping,
     /// Each thread's last stack, and the total size of all.
     last: FxHashMap<Tid, LastStack>,
@@ -99,6 +100,7 @@ impl StackBuilder {
     pub(super) fn new(options: &SessionOptions) -> StackBuilder {
         StackBuilder {
             is_native: options.native,
+            own_code: options.own_code,
             grouping: options.grouping,
             last: FxHashMap::default(),
             last_bytes: 0,
@@ -199,7 +201,17 @@ impl StackBuilder {
             edges.judge(&process.space, &files.modules, &*files.system, native);
         }
         files.jit.skip(&files.modules, &mut self.native);
+        self.skip_own(process);
         unwound.err()
+    }
+
+    /// Removes the frames that are in our own file, if they are to be left out.
+    fn skip_own(&mut self, process: &Process) {
+        let Some((own, _)) = self.own_code.and_then(|code| process.space.find(code)) else {
+            return;
+        };
+        let is_own = |f: &NativeFrame| f.location.is_some_and(|(module, _)| module == own);
+        self.native.retain(|f| !is_own(f));
     }
 
     /// Why the Python frames are incomplete. Removes the anchor that greenlet adds to the groups.

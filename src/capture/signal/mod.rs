@@ -57,6 +57,8 @@ pub enum SamplingClock {
     Cpu,
     /// Wall-clock time, also of sleeping threads.
     Wall,
+    /// None: threads take samples of themselves, see [`sample_here`].
+    Calls,
 }
 
 #[derive(Clone, Debug)]
@@ -345,13 +347,13 @@ impl SignalBackend {
             self.rescan_mappings(out);
         }
         let running = match self.options.clock {
-            SamplingClock::Cpu => 0, // all samples represent the same time
+            SamplingClock::Cpu | SamplingClock::Calls => 0, // all samples represent the same
             SamplingClock::Wall => self.period(),
         };
         for (mut sample, codes) in samples {
             sample.time_spent.cpu = running;
             // A sample of an earlier recording may arrive late.
-            if sample.time < self.began {
+            if sample.time < self.began || sample.tid == self.current_tid {
                 continue;
             }
             if let Some(t) = self.threads.get_mut(&sample.tid) {
@@ -379,6 +381,14 @@ fn pool(walk: WalkFn) -> Result<&'static SlotPool> {
             .why("every real-time signal already has a handler")
             .hint("leave one real-time signal free, such as SIGRTMAX - 1")
     })
+}
+
+/// Takes a sample of the calling thread for the recording of this process, if that has the clock [`SamplingClock::Calls`]. Returns
+/// its time, which no other sample of the thread has. `None`: there is no such recording, or no room.
+pub fn sample_here() -> Option<u64> {
+    SlotPool::current()
+        .filter(|pool| pool.is_current_process())?
+        .sample_here()
 }
 
 /// Number of the signal that interrupts threads; `None` if another handler has replaced ours.
@@ -410,6 +420,7 @@ impl Backend for SignalBackend {
             SamplingClock::Cpu if self.with_events => "task-clock",
             SamplingClock::Cpu => "cpu-time",
             SamplingClock::Wall => "wall-clock",
+            SamplingClock::Calls => "allocations",
         }
     }
 
@@ -503,6 +514,7 @@ impl Backend for SignalBackend {
         let (period, threads) = (self.period(), || self.threads.values());
         let (running, missing): (u64, u64) = match self.options.clock {
             SamplingClock::Cpu => (threads().map(used).sum(), threads().map(|t| t.missing(period)).sum()),
+            SamplingClock::Calls => (threads().map(used).sum(), 0),
             SamplingClock::Wall => (0, 0),
         };
         SampleCounts {

@@ -92,6 +92,11 @@ impl SlotData {
         self.truncated
     }
 
+    /// When the sample was taken, ns.
+    pub fn time(&self) -> u64 {
+        self.time
+    }
+
     pub fn take_handler_stack(&mut self) -> Vec<u8> {
         std::mem::take(&mut self.handler_stack)
     }

@@ -11,6 +11,7 @@ use std::cell::UnsafeCell;
 use std::io;
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::time::Duration;
 
 use super::handler;
 use super::slot::{CopyOptions, PrefetchLists, SlotData, ThreadLocation};
@@ -27,6 +28,10 @@ use crate::sys::threads;
 
 /// Slots: bits of one word.
 const SLOTS: usize = 64;
+
+/// How often a thread that samples itself tries to get a slot, and the time in between.
+const CLAIM_ATTEMPTS: usize = 20;
+const CLAIM_INTERVAL: Duration = Duration::from_micros(100);
 
 /// State of a slot: the low bits of a word; the other bits identify its request.
 mod state {
@@ -324,6 +329,55 @@ impl SlotPool {
         Some(self.copy_out(i).0)
     }
 
+    /// Takes a sample of the calling thread for the recording that runs, and returns its time. Waits a little where there is no
+    /// room.
+    #[inline(never)]
+    pub fn sample_here(&self) -> Option<u64> {
+        if self.recording() == 0 {
+            return None;
+        }
+        let Some(i) = self.claim().or_else(|| self.claim_later()) else {
+            self.lost.fetch_add(1, Ordering::Relaxed);
+            return None;
+        };
+        let regs = handler::current_registers();
+        let slot = &self.slots[i];
+        slot.state.store(state::FILLING, Ordering::Relaxed);
+        // SAFETY: the slot is ours.
+        let data = unsafe { &mut *slot.data.get() };
+        data.copy = CopyOptions {
+            stack: self.with_stack.load(Ordering::Relaxed),
+            python: true,
+        };
+        let mut handler_stack = data.take_handler_stack();
+        handler::on_stack(&mut handler_stack, &mut || self.fill_slot(data, regs));
+        data.return_handler_stack(handler_stack);
+        let time = data.time();
+        self.hand_over(i);
+        Some(time)
+    }
+
+    /// Claims a slot that the recorder frees soon.
+    #[cold]
+    fn claim_later(&self) -> Option<usize> {
+        (0..CLAIM_ATTEMPTS).find_map(|_| {
+            self.publish();
+            std::thread::sleep(CLAIM_INTERVAL);
+            self.claim()
+        })
+    }
+
+    /// Leaves a filled slot to the recording.
+    fn hand_over(&self, i: usize) {
+        let slot = &self.slots[i];
+        // SAFETY: the slot is ours.
+        let missed = unsafe { (*slot.data.get()).missed_code() };
+        slot.state.store(state::SAMPLED, Ordering::Release);
+        if missed || self.free.load(Ordering::Relaxed).count_ones() < SLOTS as u32 / 2 {
+            self.publish();
+        }
+    }
+
     /// A sample of a thread that does not run: only `regs` are known of its registers. `None`: no slot is free, or the
     /// thread has run meanwhile.
     pub fn read(
@@ -418,11 +472,7 @@ impl SlotPool {
         handler::on_stack(&mut handler_stack, &mut || self.fill_slot(data, regs));
         data.return_handler_stack(handler_stack);
         if !pending {
-            let missed = data.missed_code();
-            slot.state.store(state::SAMPLED, Ordering::Release);
-            if missed || self.free.load(Ordering::Relaxed).count_ones() < SLOTS as u32 / 2 {
-                self.publish();
-            }
+            self.hand_over(i);
             return;
         }
         let (from, to) = (

@@ -1,0 +1,419 @@
+//! Sampled allocations of this process: their stacks are samples of the recording, and this log has what is known of each
+//! besides: its size, the probability that it was sampled with, and when it was freed.
+//!
+//! A block of `s` bytes is sampled with the probability `1 - exp(-s / mean)`, so one that was stands for
+//! `1 / (1 - exp(-s / mean))` blocks of its size. The sums are unbiased, whatever the sizes are and however the mean changes.
+
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Mutex, OnceLock, PoisonError};
+
+use rustc_hash::FxHashMap;
+
+use crate::capture::signal;
+use crate::event::Tid;
+use crate::profile::model::{NodeId, Profile};
+use crate::profile::sums::sum_upwards;
+use crate::profile::values::{Amounts, Unit, Value, ValueType};
+use crate::sys;
+
+/// Rows that are allocated at a time, and how often.
+const CHUNK: usize = 1 << 12;
+const CHUNKS: usize = 1 << 10;
+/// Largest factor by which the mean distance of samples is raised.
+const MAX_RAISE: u64 = 1 << 12;
+/// Least CPU time of the process between two changes of the mean, ns.
+const CONTROL_TIME: u64 = 20_000_000;
+
+/// What is known of a sampled block. Written by the thread that allocates it, but for its end.
+#[derive(Debug, Default)]
+struct Row {
+    /// When it was allocated, as the time of its sample, ns; 0: the row is not complete.
+    time: AtomicU64,
+    /// When it was freed, ns; 0: it was not.
+    end: AtomicU64,
+    size: AtomicU64,
+    /// Mean distance of samples that it was drawn with, bytes.
+    mean: AtomicU64,
+    tid: AtomicU32,
+}
+
+/// How often allocations are sampled.
+#[derive(Clone, Copy, Debug)]
+pub struct AllocationOptions {
+    /// Mean distance between samples, bytes.
+    pub mean: u64,
+    /// Largest part of the process's CPU time that taking stacks may use: the mean is raised where it would use more.
+    pub max_overhead: f64,
+    /// Changes the mean of the hooks.
+    pub set_mean: fn(u64),
+}
+
+/// Sampled blocks. Nothing on the path of an allocation takes a lock or allocates.
+#[derive(Debug)]
+pub struct AllocationLog {
+    options: AllocationOptions,
+    /// Mean distance of samples now, bytes.
+    mean: AtomicU64,
+    chunks: Vec<OnceLock<Box<[Row]>>>,
+    /// Rows in use.
+    used: AtomicU32,
+    /// CPU time of taking stacks, ns.
+    spent: AtomicU64,
+    /// Samples for which there was no room here.
+    lost: AtomicU64,
+    /// Samples whose end will not be known: they count as live.
+    untracked: AtomicU64,
+    /// The thread that processes samples: what it allocates is not the program's.
+    own_thread: AtomicU32,
+    reader: Mutex<Reader>,
+}
+
+/// State of the thread that reads the log.
+#[derive(Debug, Default)]
+struct Reader {
+    /// Rows that belong to earlier profiles, and those after them that belong to the next one.
+    taken: u32,
+    /// As of the last change of the mean: CPU time of the process and of taking stacks, ns.
+    process_cpu: u64,
+    spent: u64,
+}
+
+/// A sampled block, as it was read.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Block {
+    tid: Tid,
+    time: u64,
+    end: u64,
+    size: f64,
+    /// Blocks that it stands for.
+    count: f64,
+}
+
+impl AllocationLog {
+    /// An empty log.
+    pub fn new(options: AllocationOptions) -> AllocationLog {
+        let log = AllocationLog {
+            options,
+            mean: AtomicU64::new(options.mean.max(1)),
+            chunks: (0..CHUNKS).map(|_| OnceLock::new()).collect(),
+            used: AtomicU32::new(0),
+            spent: AtomicU64::new(0),
+            lost: AtomicU64::new(0),
+            untracked: AtomicU64::new(0),
+            own_thread: AtomicU32::new(0),
+            reader: Mutex::new(Reader {
+                process_cpu: sys::clock::process_cpu_time(),
+                ..Reader::default()
+            }),
+        };
+        log.make_room();
+        log
+    }
+
+    fn row(&self, number: u32) -> Option<&Row> {
+        let number = number as usize;
+        self.chunks.get(number / CHUNK)?.get()?.get(number % CHUNK)
+    }
+
+    /// Takes the stack of a block that the calling thread allocates; its number in the log. `None`: there is no room.
+    pub fn on_block(&self, size: usize, mean: u64) -> Option<u32> {
+        let thread_cpu = || sys::clock::read_clock(libc::CLOCK_THREAD_CPUTIME_ID).unwrap_or(0);
+        let (began, tid) = (thread_cpu(), sys::process::current_tid() as Tid);
+        if tid == self.own_thread.load(Ordering::Relaxed) {
+            return None;
+        }
+        let number = self.used.fetch_add(1, Ordering::Relaxed);
+        let Some(row) = self.row(number) else {
+            self.used.fetch_sub(1, Ordering::Relaxed);
+            self.lost.fetch_add(1, Ordering::Relaxed);
+            return None;
+        };
+        let time = signal::sample_here().unwrap_or_else(|| {
+            // There are more than can be processed. Without a stack it still counts in the sums.
+            self.change_mean(2.0);
+            sys::clock::now()
+        });
+        row.size.store(size as u64, Ordering::Relaxed);
+        row.mean.store(mean, Ordering::Relaxed);
+        row.tid.store(tid, Ordering::Relaxed);
+        row.time.store(time, Ordering::Release);
+        self.spent
+            .fetch_add(thread_cpu().saturating_sub(began), Ordering::Relaxed);
+        Some(number)
+    }
+
+    /// The block with this number is freed.
+    pub fn on_end(&self, number: u32) {
+        if let Some(row) = self.row(number) {
+            row.end.store(sys::clock::now(), Ordering::Relaxed);
+        }
+    }
+
+    /// The end of the block with this number will not be known.
+    pub fn on_overflow(&self, _number: u32) {
+        self.untracked.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Names the calling thread as the one that processes samples.
+    pub(super) fn set_own_thread(&self) {
+        let tid = sys::process::current_tid() as Tid;
+        self.own_thread.store(tid, Ordering::Relaxed);
+    }
+
+    fn reader(&self) -> std::sync::MutexGuard<'_, Reader> {
+        self.reader.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Makes room for the next rows.
+    fn make_room(&self) {
+        let next = self.used.load(Ordering::Relaxed) as usize / CHUNK;
+        for chunk in self.chunks.iter().skip(next).take(2) {
+            chunk.get_or_init(|| (0..CHUNK).map(|_| Row::default()).collect());
+        }
+    }
+
+    /// Keeps taking stacks within its part of the CPU time, and makes room.
+    pub(super) fn control(&self) {
+        self.make_room();
+        let spent = self.spent.load(Ordering::Relaxed);
+        let (process_cpu, mut reader) = (sys::clock::process_cpu_time(), self.reader());
+        let passed = process_cpu.saturating_sub(reader.process_cpu);
+        if passed < CONTROL_TIME {
+            return;
+        }
+        let share = spent.saturating_sub(reader.spent) as f64 / passed as f64;
+        (reader.process_cpu, reader.spent) = (process_cpu, spent);
+        self.change_mean((share / self.options.max_overhead.max(1e-6)).clamp(0.5, 8.0));
+    }
+
+    /// Changes the mean distance of samples by this factor, within its bounds.
+    fn change_mean(&self, factor: f64) {
+        let least = self.options.mean.max(1);
+        let mean = (self.mean.load(Ordering::Relaxed) as f64 * factor) as u64;
+        let mean = mean.clamp(least, least.saturating_mul(MAX_RAISE));
+        self.mean.store(mean, Ordering::Relaxed);
+        (self.options.set_mean)(mean);
+    }
+
+    /// The blocks since the last call.
+    fn take(&self) -> Vec<Block> {
+        let mut reader = self.reader();
+        let mut blocks = Vec::new();
+        let used = self.used.load(Ordering::Relaxed);
+        while reader.taken < used
+            && let Some(row) = self.row(reader.taken)
+        {
+            let time = row.time.load(Ordering::Acquire);
+            if time == 0 {
+                break; // the thread is at it
+            }
+            let (size, mean) = (row.size.load(Ordering::Relaxed), row.mean.load(Ordering::Relaxed));
+            blocks.push(Block {
+                tid: row.tid.load(Ordering::Relaxed),
+                time,
+                end: row.end.load(Ordering::Relaxed),
+                size: size as f64,
+                count: weight(size, mean),
+            });
+            reader.taken += 1;
+        }
+        blocks
+    }
+
+    /// Adds to a profile, whose first sample was taken at `start` or later (ns), the values of the blocks since the last call.
+    pub(super) fn add_values(&self, profile: &mut Profile, start: u64) {
+        add_values(profile, start, &self.take());
+        profile.meta.quality.lost += self.lost.swap(0, Ordering::Relaxed);
+        profile.meta.rate = 0;
+    }
+}
+
+/// Blocks that one stands for which was sampled.
+fn weight(size: u64, mean: u64) -> f64 {
+    1.0 / -(-(size.max(1) as f64) / mean.max(1) as f64).exp_m1()
+}
+
+/// Which of the blocks were live when their estimated bytes were most.
+fn at_peak(blocks: &[Block]) -> Vec<bool> {
+    let bytes = |block: &Block| block.size * block.count;
+    let begins = blocks.iter().map(|block| (block.time, bytes(block)));
+    let ends = blocks.iter().filter(|block| block.end != 0);
+    let mut changes: Vec<(u64, f64)> = begins.chain(ends.map(|block| (block.end, -bytes(block)))).collect();
+    changes.sort_by_key(|(time, _)| *time);
+    let (mut live, mut most, mut peak) = (0.0, 0.0, 0);
+    for (time, change) in changes {
+        live += change;
+        if live > most {
+            (most, peak) = (live, time);
+        }
+    }
+    let is_live = |block: &Block| block.time <= peak && (block.end == 0 || block.end > peak);
+    blocks.iter().map(is_live).collect()
+}
+
+/// Which of the blocks look like leaks: they live, are older than the youngest tenth of the recording, and their stack has such
+/// blocks from each third of the time before that. `nodes`: where their stacks end.
+fn leaked(blocks: &[Block], nodes: &[NodeId], start: u64, duration: u64) -> Vec<bool> {
+    let third = (duration / 10 * 9 / 3).max(1);
+    let part = |block: &Block| match block.time.saturating_sub(start) / third {
+        part @ 0..3 if block.end == 0 => Some(part),
+        _ => None,
+    };
+    let mut parts: FxHashMap<NodeId, u8> = FxHashMap::default();
+    for (block, node) in blocks.iter().zip(nodes) {
+        if let Some(part) = part(block) {
+            *parts.entry(*node).or_default() |= 1 << part;
+        }
+    }
+    let is_leaked = |(block, node): (&Block, &NodeId)| part(block).is_some() && parts.get(node) == Some(&0b111);
+    blocks.iter().zip(nodes).map(is_leaked).collect()
+}
+
+/// Adds the values of blocks to a profile whose samples are their stacks; it began at `start`, ns.
+fn add_values(profile: &mut Profile, start: u64, blocks: &[Block]) {
+    let samples = profile.timeline.iter().enumerate();
+    let rows: FxHashMap<(Tid, u64), usize> = samples.map(|(row, s)| ((s.tid, s.time), row)).collect();
+    let row_of = |block: &Block| rows.get(&(block.tid, block.time.saturating_sub(start))).copied();
+    let rows: Vec<Option<usize>> = blocks.iter().map(row_of).collect();
+    // What has no stack is the root's.
+    let node_of = |row: &Option<usize>| row.map_or(0, |row| profile.timeline[row].node);
+    let nodes: Vec<NodeId> = rows.iter().map(node_of).collect();
+    let duration = (profile.meta.duration * 1e9) as u64;
+    let all = vec![true; blocks.len()];
+    let live = blocks.iter().map(|block| block.end == 0).collect();
+    let columns = [
+        (ValueType::ALLOC_BYTES, &all),
+        (ValueType::ALLOCS, &all),
+        (ValueType::LIVE_BYTES, &live),
+        (ValueType::PEAK_BYTES, &at_peak(blocks)),
+        (ValueType::LEAKED_BYTES, &leaked(blocks, &nodes, start, duration)),
+    ];
+    for (kind, is_counted) in columns {
+        let (mut of_nodes, mut of_samples) = (vec![0; profile.nodes.len()], vec![0; profile.timeline.len()]);
+        // What rounding leaves goes to the next block, so that sums are right.
+        let mut rest = 0.0;
+        for (at, block) in blocks.iter().enumerate().filter(|(at, _)| is_counted[*at]) {
+            let size = if kind.unit == Unit::Bytes { block.size } else { 1.0 };
+            let exact = size * block.count + rest;
+            let amount = exact.round().max(0.0);
+            rest = exact - amount;
+            of_nodes[nodes[at] as usize] += amount as u64;
+            if let Some(row) = rows[at] {
+                of_samples[row] += amount as u64;
+            }
+        }
+        sum_upwards(&mut of_nodes, |at| Some(profile.nodes[at].parent as usize));
+        let amounts = Amounts::Each {
+            nodes: of_nodes,
+            samples: of_samples,
+        };
+        profile.values.push(Value { kind, amounts });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::profile::model::{Node, TimelineSample};
+
+    fn block(time: u64, end: u64, size: f64) -> Block {
+        Block {
+            tid: 7,
+            time,
+            end,
+            size,
+            count: 2.0,
+        }
+    }
+
+    #[test]
+    fn a_sampled_block_stands_for_as_many_as_its_probability_says() {
+        for (size, mean, count) in [
+            (1, 1 << 19, 524_288.5),
+            (0, 1 << 19, 524_288.5),
+            (1 << 19, 1 << 19, 1.581_977),
+            (1 << 30, 1 << 19, 1.0),
+            (5, 0, 1.006_783),
+        ] {
+            assert!(
+                (weight(size, mean) / count - 1.0).abs() < 1e-6,
+                "{size} {mean}: {}",
+                weight(size, mean)
+            );
+        }
+    }
+
+    #[test]
+    fn values_are_added_by_stack() {
+        let sample = |time, node| TimelineSample {
+            time,
+            pid: 1,
+            tid: 7,
+            node,
+        };
+        let mut profile = Profile {
+            nodes: vec![Node::new(0, 0), Node::new(1, 0), Node::new(2, 1)],
+            timeline: vec![sample(10, 1), sample(20, 2), sample(30, 2)],
+            values: vec![Value::per_count(ValueType::SAMPLES, 1)],
+            ..Profile::default()
+        };
+        // The first is freed before the third comes; the last has no sample.
+        let blocks = [
+            block(110, 125, 100.0),
+            block(120, 0, 10.25),
+            block(130, 140, 50.0),
+            block(131, 0, 1.0),
+        ];
+        add_values(&mut profile, 100, &blocks);
+        for (name, nodes, samples) in [
+            ("alloc_bytes", [322, 320, 121], [200, 20, 101]),
+            ("allocs", [8, 6, 4], [2, 2, 2]),
+            ("live_bytes", [22, 20, 20], [0, 20, 0]),
+            ("peak_bytes", [221, 221, 21], [200, 21, 0]),
+            ("leaked_bytes", [0, 0, 0], [0, 0, 0]),
+        ] {
+            let value = profile.find_value(name).expect(name);
+            assert_eq!(profile.amounts(value), nodes, "{name}");
+            let of_samples = (0..3).map(|at| profile.sample_amount(value, at)).collect::<Vec<_>>();
+            assert_eq!(of_samples, samples, "{name}");
+        }
+    }
+
+    #[test]
+    fn leaks_are_old_and_from_all_of_the_time() {
+        // Between 100 and 1100 the youngest tenth begins at 1000, the parts before it at 100, 400 and 700.
+        let blocks = [
+            (150, 0, 1), // leaks, with the next two
+            (450, 0, 1),
+            (750, 0, 1),
+            (760, 900, 1), // freed
+            (1050, 0, 1),  // young
+            (150, 0, 2),   // a cache that is filled once
+            (200, 0, 2),
+            (800, 0, 3), // has only begun
+        ];
+        let nodes: Vec<NodeId> = blocks.iter().map(|(.., node)| *node).collect();
+        let blocks: Vec<Block> = blocks.iter().map(|(time, end, _)| block(*time, *end, 1.0)).collect();
+        let leaked = leaked(&blocks, &nodes, 100, 1000);
+        assert_eq!(leaked, [true, true, true, false, false, false, false, false]);
+    }
+
+    #[test]
+    fn rows_are_read_once_complete() {
+        let log = AllocationLog::new(AllocationOptions {
+            mean: 1000,
+            max_overhead: 0.01,
+            set_mean: |_| {},
+        });
+        // No recording runs: blocks have no stacks.
+        let first = log.on_block(64, 1000).expect("room");
+        log.on_end(first);
+        log.on_end(u32::MAX);
+        log.on_block(128, 2000).expect("room");
+        let blocks = log.take();
+        assert_eq!(blocks.len(), 2);
+        assert!(blocks[0].end >= blocks[0].time && blocks[1].end == 0);
+        assert_eq!(blocks[0].tid, sys::process::current_tid() as Tid);
+        assert_eq!(log.take(), []);
+    }
+}
