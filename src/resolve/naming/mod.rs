@@ -41,10 +41,11 @@ const MAX_FAILED: usize = 3;
 
 /// Address space of the process of a host, bytes.
 const HOST_MEMORY: u64 = 512 << 20;
-/// Files, bytes of memory and CPU time, ns, from which on the process is not kept for another period. The CPU time is half of
+/// Files, bytes of memory and CPU time, ns, from which on the process is not kept for another period. What a host runs all the time
+/// is named by then, and the few files with new names are read again in a tenth of a second each. The CPU time is half of
 /// what it may use in its life.
 const MAX_FILES: usize = 1024;
-const MAX_IDLE_MEMORY: u64 = 192 << 20;
+const MAX_IDLE_MEMORY: u64 = 80 << 20;
 const MAX_CPU: u64 = 1_800_000_000_000;
 /// Files that are not read again, at most.
 const MAX_FAILED_FILES: usize = 4096;
