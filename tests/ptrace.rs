@@ -28,6 +28,7 @@ const TIMED_OPTIONS: SamplingOptions = SamplingOptions {
     },
     mode: Mode::Cpu,
     rate: 500,
+    interval: 0,
     event: EventKind::CpuClock,
     kernel: false,
     children: false,

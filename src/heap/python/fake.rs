@@ -83,8 +83,10 @@ pub fn mapping(range: Range<u64>, writable: bool, inode: u64, path: &str) -> Map
     Mapping {
         start: range.start,
         end: range.end,
+        readable: true,
         writable,
         executable: false,
+        shared: false,
         offset: 0,
         device: (0, 0),
         inode,
