@@ -98,6 +98,8 @@ pub fn wait_for(command: &mut Command, limit: Duration, grace: Duration, watch: 
             while !exit.has_exited() && Instant::now() < end {
                 thread::sleep(POLL);
             }
+            // It has not been waited for. What it has started may go on without it.
+            sys::process::kill_group(running.0.id());
             return Err(Error::new(ErrorKind::Io, "cancelled").why("the client asked for it, or is gone"));
         }
         let elapsed = start.elapsed();

@@ -53,8 +53,8 @@ pub fn compare(options: &CompareCommand) -> Result<Gate> {
     check_limit(options)?;
     let user = phases::invoking_user();
     let runner = Runner::new(options, &subjects)?;
-    let mut directory = RunDirectory::new(options.output.as_deref(), user.as_ref())?;
     interrupts::install_interrupt_handler();
+    let mut directory = RunDirectory::new(options.output.as_deref(), user.as_ref())?;
     let mut comparison = Comparison {
         options,
         subjects,

@@ -1,8 +1,10 @@
 //! One run of a command, recorded or not.
 
 use std::ffi::{OsStr, OsString};
+use std::fs::{self, Metadata};
 use std::io;
 use std::os::fd::AsFd;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -40,6 +42,14 @@ impl Subject {
                 .hint("nativeprof compare 'python3 old.py' 'python3 new.py'"));
         }
         let (words, is_shell) = shell_words::command(text);
+        let file = words.first().map(Path::new).filter(|_| !is_shell && words.len() == 1);
+        let is_executable = |found: Metadata| !found.is_file() || found.permissions().mode() & 0o111 != 0;
+        if file.is_some_and(|file| fs::metadata(file).is_ok_and(|found| !is_executable(found))) {
+            let what = format!("command {name} is a file that is not executable: {}", line(text));
+            return Err(Error::new(ErrorKind::Usage, what)
+                .why("compare runs commands")
+                .hint("for a script: 'python3 FILE'; two profiles: nativeprof diff BEFORE AFTER"));
+        }
         Ok(Subject {
             name,
             text: text.into(),
