@@ -317,6 +317,7 @@ fn samples_count_with_the_rate_that_they_were_taken_at() {
             off_cpu: OffCpuOptions::default(),
             mode: Mode::Cpu,
             rate: RATES[1],
+            interval: 0,
             event: EventKind::CpuClock,
             kernel: false,
             children: true,

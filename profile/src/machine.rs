@@ -66,10 +66,13 @@ impl Machine {
     }
 }
 
+/// A fact of a recording as text; empty if it is not known.
+type Fact = fn(&Meta) -> String;
+
 /// How the recordings of the older and of the newer side differ in what their times depend on: a line for each fact, such as
 /// `CPUs allowed: 4 before, 2 after`. What one side does not know makes no difference. Texts are not escaped.
 pub fn differences(sides: [&[&Meta]; 2]) -> Vec<String> {
-    let facts: [(&str, fn(&Meta) -> String); 5] = [
+    let facts: [(&str, Fact); 5] = [
         ("CPU", |meta| meta.machine.cpu.clone()),
         ("CPUs allowed", |meta| match meta.machine.cores {
             0 => String::new(),

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use super::labels::Labels;
 use super::lags::Lag;
-use super::resident::ResidentMemory;
 use super::machine::Machine;
+use super::resident::ResidentMemory;
 use super::values::Value;
 use super::waits::Waits;
 

@@ -260,6 +260,7 @@ pub fn golden() -> Profile {
         command: "python main.py --name '</script><b>&' \u{1b}[31m".to_string(),
         pid: 4242,
         python: "3.13.0".to_string(),
+        machine: Default::default(),
         stopped: Some(StopSummary {
             median_us: 31,
             max_us: 210,
@@ -291,6 +292,7 @@ pub fn golden() -> Profile {
             (4242, 4250, "worker 7".to_string()),
         ],
         lags: Vec::new(),
+        memory: Vec::new(),
         merged_from: vec![MergedRecording {
             name: "a </script>.json".to_string(),
             command: "python \u{1b}a.py".to_string(),

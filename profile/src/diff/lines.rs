@@ -1,8 +1,8 @@
 //! Where in a function the growth is: the line of the newer program that grew most.
 //!
-//! Lines move when a program is changed, and profiles do not have its text. So the lines of both versions of a function are matched
-//! in their order, with the least change of amounts in all: a line without a partner is new, or gone. That is likely, not sure; of
-//! two equal lines next to each other either may be the new one, and the later one is taken.
+//! Lines move when a program is changed, and profiles do not have its text. So the lines of both versions of a function are
+//! matched in their order, with the least change of amounts in all: a line without a partner is new, or gone. That is likely, not
+//! sure; of two equal lines next to each other either may be the new one, and the later one is taken.
 
 use std::collections::BTreeMap;
 
@@ -68,8 +68,8 @@ impl<'a> GrownLines<'a> {
         }
     }
 
-    /// The function from which a function is called that much more, and the line there that grew most. `None` if no line is known,
-    /// or if that line may be one that calls something else, which grew even more.
+    /// The function from which a function is called that much more, and the line there that grew most. `None` if no line is
+    /// known, or if that line may be one that calls something else, which grew even more.
     pub fn of_caller(&self, frame: &Frame) -> Option<(&'a Frame, u32)> {
         let row = self.row(frame)?;
         let callers = self.calls.iter().filter(|((_, callee), _)| *callee == row);
@@ -82,8 +82,8 @@ impl<'a> GrownLines<'a> {
         (is_most && *growth > 0.0).then_some((caller, self.of(caller)?))
     }
 
-    /// The line of a function's source file that grew most; `frame` is the one of [`super::Change`]. `None` if no line is known, or
-    /// none grew.
+    /// The line of a function's source file that grew most; `frame` is the one of [`super::Change`]. `None` if no line is known,
+    /// or none grew.
     pub fn of(&self, frame: &Frame) -> Option<u32> {
         let row = self.row(frame)?;
         let [before, after] = self.lines.each_ref().map(|lines| {

@@ -33,8 +33,8 @@ mod sequential;
 
 pub use both::{WHOLE, both};
 pub use interval::Question;
-pub use lines::GrownLines;
 pub use limits::{Drawn, limits};
+pub use lines::GrownLines;
 pub use matching::RowMap;
 pub use runs::{CpuClock, Run, Side, grain};
 pub use sequential::Looks;

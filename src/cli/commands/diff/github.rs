@@ -15,6 +15,8 @@ use crate::profile::your_functions::function_name;
 
 /// Annotations that GitHub keeps of each kind and step.
 const MAX_ANNOTATIONS: usize = 10;
+/// Rows whose places are looked for, those with the largest changes.
+const MAX_PLACED: usize = 100;
 /// Columns of a title.
 const TITLE: usize = 200;
 
@@ -31,8 +33,9 @@ impl Text<'_> {
             }
             Gate::Grown => {
                 let mut all = self.of_grown(verdict, options);
+                let not_placed = verdict.grown().count().saturating_sub(MAX_PLACED);
                 if all.len() > MAX_ANNOTATIONS {
-                    let more = all.len() - (MAX_ANNOTATIONS - 1);
+                    let more = all.len() - (MAX_ANNOTATIONS - 1) + not_placed;
                     all.truncate(MAX_ANNOTATIONS - 1);
                     all.push(command(
                         "error",
@@ -52,7 +55,7 @@ impl Text<'_> {
         let of_functions = self.options.by == DiffBy::Function;
         let lines = of_functions.then(|| GrownLines::new(self.sides[0], self.sides[1], options));
         let (mut placed, mut others) = (Vec::new(), Vec::new());
-        for (row, growth) in verdict.grown() {
+        for (row, growth) in verdict.grown().take(MAX_PLACED) {
             let what = format!("{} {growth}", row.text());
             let title = format!("{} {growth}", row.row.name);
             let said = [&*what, &self.words(row.change)];

@@ -13,7 +13,7 @@ use crate::profile::summary::counted;
 /// Bytes of the text, at most: GitHub refuses comments of more than 65,536 characters.
 const MAX_BYTES: usize = 65_000;
 /// Bytes that are kept for what follows the last row.
-const END: usize = 400;
+const END: usize = 1000;
 /// Rows that are not folded.
 const OPEN_ROWS: usize = 20;
 /// Columns of a name, of a place and of a line about the recordings.
@@ -35,8 +35,9 @@ impl Text<'_> {
         let about = block(&about[..about.len().min(ABOUT)]);
         let room = MAX_BYTES.saturating_sub(about.len() + END);
         let mut left_out: u64 = 0;
+        let head = self.head();
         let mut table = |lines: &[String], out: &mut String| {
-            out.push_str(&self.head());
+            out.push_str(&head);
             for line in lines {
                 if out.len() + line.len() <= room {
                     out.push_str(line);
@@ -49,8 +50,7 @@ impl Text<'_> {
             table(open, &mut out);
         }
         if !folded.is_empty() {
-            let more = format!("{} more", folded.len());
-            out.push_str(&format!("\n<details><summary>{more}</summary>\n\n"));
+            out.push_str(&format!("\n<details><summary>{} more</summary>\n\n", folded.len()));
             table(folded, &mut out);
             out.push_str("\n</details>\n");
         }
@@ -97,6 +97,7 @@ impl Text<'_> {
         format!("### nativeprof: {heading}\n\n{block}")
     }
 
+    /// The titles of the columns.
     fn head(&self) -> String {
         let unit = self.unit();
         let mut titles = vec![format!("Before, {unit}"), format!("After, {unit}"), "Change".into()];
