@@ -18,7 +18,8 @@ class Limits:
     rate: int | None = None
 
 
-_NONE = Limits()
+#: Of a test without the marker.
+NONE = Limits()
 
 
 def limits_of(item: pytest.Item) -> Limits:
@@ -26,9 +27,9 @@ def limits_of(item: pytest.Item) -> Limits:
 
     :raises ValueError: a marker is wrong.
     """
-    limits = _NONE
+    limits = NONE
     for marker in item.iter_markers("nativeprof"):
-        if limits is _NONE:
+        if limits is NONE:
             limits = Limits()
         if marker.args:
             raise ValueError(f"the marker nativeprof has no positional arguments, got {marker.args!r}; write max_calls=N")

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
-import platform
+import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +13,8 @@ from typing import Any
 from nativeprof import _files
 
 PHASES = ("setup", "call", "teardown")
+
+_PYTHON = sys.version.split()[0]
 
 # A label has room for 255 bytes.
 _MOST_BYTES = 200
@@ -42,6 +43,8 @@ def label_of(nodeid: str) -> str:
     content = text.encode("utf-8", "backslashreplace")
     if len(content) <= _MOST_BYTES:
         return text
+    import hashlib
+
     digest = hashlib.sha256(nodeid.encode("utf-8", "surrogatepass")).hexdigest()[:12]
     return f"{content[: _MOST_BYTES - 16].decode('utf-8', 'ignore')}...{digest}"
 
@@ -159,11 +162,11 @@ def write(directory: Path, name: str, mode: str, results: Results) -> None:
     content = {
         "version": 1,
         "mode": mode,
-        "python": platform.python_version(),
+        "python": _PYTHON,
         "tests": {label: result.to_json() for label, result in results.items()},
     }
     with _files.replacing(directory / "tests" / f"{name}.json") as path, open(path, "w", encoding="utf-8") as file:
-        json.dump(content, file)
+        file.write(json.dumps(content))
 
 
 def runs(directory: Path, notes: list[str]) -> list[Run]:
@@ -180,8 +183,8 @@ def runs(directory: Path, notes: list[str]) -> list[Run]:
         except (OSError, ValueError, RecursionError) as error:
             notes.append(f"{path} is left out, with the profile of its run: {error}")
             continue
-        if content.get("python") != platform.python_version():
-            notes.append(f"{profile} is of Python {content.get('python')!r}, this run of {platform.python_version()}")
+        if content.get("python") != _PYTHON:
+            notes.append(f"{profile} is of Python {content.get('python')!r}, this run of {_PYTHON}")
         tests = content["tests"].items()
         found.append(Run(profile, {str(label): TestResult.from_json(value) for label, value in tests}))
     return found

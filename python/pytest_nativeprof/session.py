@@ -34,10 +34,9 @@ def start(config: pytest.Config) -> None:
     """
     mode = config.getoption("nativeprof_mode") or "samples"
     tests = _TestProcess(mode)
-    # The first one is called last: reports have the figures of tests then.
-    if not hasattr(config, "workerinput"):
-        config.pluginmanager.register(_Session(config, mode, tests), "nativeprof-session")
     config.pluginmanager.register(tests, "nativeprof-tests")
+    session = _WorkerReports(tests) if hasattr(config, "workerinput") else _Session(config, mode, tests)
+    config.pluginmanager.register(session, "nativeprof-session")
     if mode != "samples":
         config.pluginmanager.register(_CountedCalls(tests), "nativeprof-counts")
 
@@ -54,7 +53,7 @@ class _TestProcess:
         # Those of the test that runs.
         self.result = TestResult()
         self._nodeid = self._label = ""
-        self._limits = limits.Limits()
+        self._limits = limits.NONE
         self._rounds: benchmarks.TimedRounds | None = None
         self._exit = os._exit
         self._capture: Any = None
@@ -91,7 +90,7 @@ class _TestProcess:
         if recording is None:
             return (yield)
         self._nodeid, self._label = item.nodeid, results.label_of(item.nodeid)
-        wrong, self._limits = "", limits.Limits()
+        wrong, self._limits = "", limits.NONE
         try:
             self._limits = limits.limits_of(item)
         except ValueError as error:
@@ -126,7 +125,7 @@ class _TestProcess:
         finally:
             self.result.cpu["call"] = time.process_time() - begin
             self._count_rounds()
-        if self.active() is not None:
+        if self._limits is not limits.NONE and self.active() is not None:
             limits.check(self._limits, self.result)
             if self._limits.max_calls is not None and self.result.calls is None:
                 recording.notes["max_calls was not checked: it needs --nativeprof-mode=counts"] += 1
@@ -155,12 +154,11 @@ class _TestProcess:
             kept = [entry for entry in item.user_properties if not entry[0].startswith("nativeprof_")]
             item.user_properties[:] = [*kept, *properties(self.result)]
 
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_runtest_logreport(self, report: Any) -> None:
-        # Not for tests that a plugin runs in a process of their own.
+    def finished(self, report: pytest.TestReport) -> tuple[str, TestResult] | None:
+        """The label and the results of a test, if this is its last report, and it ran in this process."""
         if report.when == "teardown" and report.nodeid == self._nodeid and self.active() is not None:
-            # As JSON: workers of pytest-xdist send it.
-            report.nativeprof = {"label": self._label, **self.result.to_json()}
+            return self._label, self.result
+        return None
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
@@ -178,6 +176,19 @@ class _TestProcess:
             except (KeyError, OSError) as error:
                 recording.notes[f"the profile of the worker {name} is lost: {error}"] += 1
             worker.workeroutput["nativeprof"] = {"cpu": self.cpu, "notes": dict(recording.notes), **recording.amounts()}
+
+
+class _WorkerReports:
+    """Sends the results of tests from a worker of pytest-xdist to the controller, with their reports."""
+
+    def __init__(self, tests: _TestProcess) -> None:
+        self._tests = tests
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        finished = self._tests.finished(report)
+        if finished is not None:
+            report.nativeprof = {"label": finished[0], **finished[1].to_json()}
 
 
 class _CountedCalls:
@@ -287,10 +298,16 @@ class _Session:
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         given = getattr(report, "nativeprof", None)
-        if given is None:
+        if given is not None:
+            finished: tuple[str, TestResult] | None = given["label"], TestResult.from_json(given)
+        else:
+            finished = self._tests.finished(report)
+        if finished is None:
             return
-        label = given["label"]
-        self._results.setdefault(label, TestResult()).add(TestResult.from_json(given))
+        label, result = finished
+        known = self._results.setdefault(label, result)
+        if known is not result:
+            known.add(result)
         earlier = self._newest.get(label)
         if earlier is not None:
             report.user_properties.extend(properties(earlier, "_before"))

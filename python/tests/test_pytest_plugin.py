@@ -11,6 +11,7 @@ import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 import pytest
+from chance import likely, repeated
 
 import nativeprof
 from pytest_nativeprof import comparison, results
@@ -92,38 +93,78 @@ def session(directory, *options, **files):
     return Ran(directory, done)
 
 
-@pytest.fixture(scope="module")
-def sampled(tmp_path_factory):
-    """A session with all phases, and with what keeps its labels."""
-    text = (
-        "import asyncio, contextvars, os, threading\nimport pytest\nfrom burning import burn\n"
-        "@pytest.fixture\ndef slow():\n    burn(0.1)\n    yield\n    burn(0.1)\n"
-        "def test_phases(slow):\n    burn(0.2)\n"
-        "@pytest.mark.parametrize('x', ['a\\nb', '\\u2603', 'z' * 10_000], ids=str)\n"
-        "def test_ids(x):\n    burn(0.06)\n"
-        "def test_thread():\n"
-        "    thread = threading.Thread(target=contextvars.copy_context().run, args=(burn, 0.2))\n"
-        "    thread.start()\n    thread.join()\n"
-        "def test_asyncio():\n"
-        "    async def work():\n        await asyncio.sleep(0)\n        burn(0.2)\n"
-        "    asyncio.run(work())\n"
-        "def test_fork():\n"
-        "    child = os.fork()\n"
-        "    if child == 0:\n        burn(0.05)\n        os._exit(0)\n"
-        "    assert os.waitpid(child, 0)[1] == 0\n    burn(0.1)\n"
-        "def test_fails():\n    assert 0\n"
-    )
-    directory = tmp_path_factory.mktemp("sampled")
-    return session(directory, *SAVED, *PLAIN, burning=BURN, test_it=text)
+PHASES = """
+import asyncio, contextvars, os, threading
+import pytest
+from burning import burn
+
+@pytest.fixture
+def slow():
+    burn(0.1)
+    yield
+    burn(0.1)
+
+def test_phases(slow):
+    burn(0.2)
+
+@pytest.mark.parametrize("x", ["a\\nb", "\\u2603", "z" * 10_000], ids=str)
+def test_ids(x):
+    burn(0.06)
+
+def test_thread():
+    thread = threading.Thread(target=contextvars.copy_context().run, args=(burn, 0.2))
+    thread.start()
+    thread.join()
+
+def test_asyncio():
+    async def work():
+        await asyncio.sleep(0)
+        burn(0.2)
+    asyncio.run(work())
+
+def test_fork():
+    child = os.fork()
+    if child == 0:
+        burn(0.05)
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    burn(0.1)
+
+def test_fails():
+    assert 0
+"""
 
 
-def test_the_session_is_as_without(sampled):
-    assert sampled.code == 1, sampled.text
-    assert "1 failed, 7 passed" in sampled.text
+@repeated
+def test_a_session_is_recorded(tmp_path):
+    """One session with all phases, and with what keeps its labels."""
+    ran = session(tmp_path, *SAVED, *PLAIN, burning=BURN, test_it=PHASES)
+    assert ran.code == 1, ran.text
+    assert "1 failed, 7 passed" in ran.text
+    check_figures(ran)
+    check_labels(ran)
+    for run in ran.runs():
+        run.unlink()
 
 
-def test_samples_have_the_labels_of_tests_and_phases(sampled):
-    labels = sampled.labels()
+def check_figures(ran):
+    """Results add up to the session; the tests with most CPU time are shown, most first; reports have them."""
+    numbers = r"^([\d.]+) s CPU: setup ([\d.]+) s, call ([\d.]+) s, teardown ([\d.]+) s, outside of tests ([\d.]+) s$"
+    total, *parts = map(float, re.search(numbers, ran.text, re.M).groups())
+    assert abs(total - sum(parts)) < 0.03
+    tests = ran.results()
+    assert len(tests) == 8
+    assert abs(sum(sum(result["cpu"].values()) for result in tests.values()) + parts[-1] - total) < 0.03
+    shown = [float(seconds) for seconds in re.findall(r"^ +([\d.]+) +[\d.]+  test_it", ran.text, re.M)]
+    assert shown == sorted(shown, reverse=True) and len(shown) == 8
+    properties = ran.properties()
+    assert float(properties["test_phases"]["nativeprof_cpu"]) > 0.4
+    assert all("nativeprof_cpu" in found for found in properties.values())
+
+
+def check_labels(ran):
+    """Samples have the labels of tests and phases, in the shares of their times."""
+    labels = ran.labels()
     seconds = {
         ("test_it.py::test_phases", "setup"): 0.1,
         ("test_it.py::test_phases", "call"): 0.2,
@@ -132,41 +173,17 @@ def test_samples_have_the_labels_of_tests_and_phases(sampled):
         ("test_it.py::test_asyncio", "call"): 0.2,
         ("test_it.py::test_fork", "call"): 0.1,
     }
-    # 100 per second; the timer of a thread is late by a tick, and a busy machine loses some.
-    for key, expected in seconds.items():
-        assert 70 * expected - 3 <= labels.get(key, 0) <= 130 * expected + 3, (key, labels)
+    count = sum(labels.get(key, 0) for key in seconds)
+    likely(count > 40, "the machine is too busy", labels)
+    for key, time_of_it in seconds.items():
+        share = time_of_it / sum(seconds.values())
+        deviation = (share * (1 - share) / count) ** 0.5
+        likely(abs(labels.get(key, 0) / count - share) < 4 * deviation + 0.03, key, labels)
     of_ids = {key[0] for key in labels if key[0] and "test_ids" in key[0]}
-    assert len(of_ids) == 3
+    likely(len(of_ids) == 3, of_ids)
     assert all(len(label.encode()) <= 255 and label.isprintable() for label in of_ids)
-
-
-def test_results_add_up_to_the_session(sampled):
-    summary = re.search(
-        r"^([\d.]+) s CPU: setup ([\d.]+) s, call ([\d.]+) s, teardown ([\d.]+) s, outside of tests ([\d.]+) s$",
-        sampled.text,
-        re.M,
-    )
-    total, *parts = map(float, summary.groups())
-    assert abs(total - sum(parts)) < 0.03
-    results = sampled.results()
-    assert len(results) == 8
-    assert abs(sum(sum(result["cpu"].values()) for result in results.values()) + parts[-1] - total) < 0.03
-    samples = sum(sampled.labels().values())
-    assert abs(samples / 100 - total) < 0.2 * total + 0.05
-    # The tests with most CPU time are shown, most first.
-    shown = [float(s) for s in re.findall(r"^ +([\d.]+) +[\d.]+  test_it", sampled.text, re.M)]
-    assert shown == sorted(shown, reverse=True) and len(shown) == 8
-
-
-def test_results_are_properties_of_junit(sampled):
-    properties = sampled.properties()
-    assert 0.4 < float(properties["test_phases"]["nativeprof_cpu"]) < 1
-    assert all("nativeprof_cpu" in found for found in properties.values())
-
-
-def test_reports_select_a_test(sampled):
     command = os.path.join(os.path.dirname(sys.executable), "nativeprof")
-    words = ["report", sampled.runs()[0], "--label", "test=test_it.py::test_thread", "--json"]
+    words = ["report", ran.runs()[0], "--label", "test=test_it.py::test_thread", "--json"]
     done = subprocess.run([command, *words], check=True, capture_output=True, text=True)
     assert any(row["name"].startswith("burn") for row in json.loads(done.stdout)["rows"])
 
@@ -196,15 +213,18 @@ def test_wrong_options_are_refused(tmp_path):
     assert comparison.Limit.parse("1 call", "counts") == comparison.Limit(1, True)
 
 
+@repeated
 def test_workers_of_xdist_are_merged(tmp_path):
     text = "import pytest\nfrom burning import burn\n@pytest.mark.parametrize('n', range(4))\ndef test_it(n):\n    burn(0.1)\n"
     ran = session(tmp_path, *SAVED, "-n", "2", "-p", "no:benchmark", burning=BURN, test_it=text)
     assert ran.code == 0, ran.text
-    labels = {key[0]: count for key, count in ran.labels().items() if key[1] == "call"}
     tests = [f"test_it.py::test_it[{n}]" for n in range(4)]
-    assert all(4 <= labels.get(test, 0) <= 16 for test in tests), labels
     assert sorted(ran.results()) == tests
-    assert len(ran.runs()) == 1
+    (run,) = ran.runs()
+    labels = ran.labels()
+    run.unlink()
+    # Each is in the profile, though none ran in this process.
+    likely(all((test, "call") in labels for test in tests), labels)
 
 
 def test_a_crashing_worker_loses_only_its_own(tmp_path):
@@ -224,7 +244,7 @@ from burning import burn
 def test_own():
     with nativeprof.Profiler(rate=100) as profiler:
         burn(0.2)
-    assert profiler.profile.stats["taken"] > 5
+    assert profiler.profile.stats["taken"] > 0
 
 @pytest.mark.nativeprof(rate=200)
 def test_after():
@@ -244,12 +264,13 @@ def test_hook():
 """
 
 
+@repeated
 def test_other_profilers_in_tests_work(tmp_path):
     ran = session(tmp_path, *SAVED, "--nativeprof-mode=counts+samples", *PLAIN, burning=BURN, test_it=OTHER_PROFILERS)
     assert ran.code == 0, ran.text
     assert "not recorded while a test had a nativeprof.Profiler of its own" in ran.text
-    # Half of what the rate of this test makes. Parts of different rates are merged.
-    assert ran.labels().get(("test_it.py::test_after", "call"), 0) > 20
+    # Parts of different rates are merged.
+    likely(("test_it.py::test_after", "call") in ran.labels(), ran.text)
     if sys.version_info < (3, 12):
         assert "calls are missing in a test that used sys.setprofile" in ran.text
 
@@ -399,10 +420,9 @@ def test_a_baseline_of_another_kind_is_named(tmp_path):
     assert [(r.cpu, r.calls) for r in run.results.values()] == [({"call": 1}, {"g": 2}), ({}, None), ({}, None)]
 
 
-@pytest.fixture(scope="module")
-def timed(tmp_path_factory):
-    """Two runs before, and one each after: one with the same times, one in which a test takes three times as long."""
-    directory = tmp_path_factory.mktemp("timed")
+@repeated
+def test_growth_of_time_is_significant_as_diff_has_it(tmp_path):
+    """Two runs before, and one each after: one with the same times, one in which a test takes four times as long."""
 
     def run(name, seconds):
         labels = {"t::same": 0.1, "t::slower": seconds}
@@ -410,19 +430,15 @@ def timed(tmp_path_factory):
             for label, amount in labels.items():
                 with nativeprof.span("pytest", test=label, phase="call"):
                     burn(amount)
-        profiler.profile.save(directory / f"{name}.json.gz")
-        return results.Run(directory / f"{name}.json.gz", {label: results.TestResult({"call": s}) for label, s in labels.items()})
+        profiler.profile.save(tmp_path / f"{name}.json.gz")
+        return results.Run(tmp_path / f"{name}.json.gz", {label: results.TestResult({"call": s}) for label, s in labels.items()})
 
-    return [run("a", 0.1), run("b", 0.1)], run("same", 0.1), run("slower", 0.4)
-
-
-def test_growth_of_time_is_significant_as_diff_has_it(timed):
-    before, same, slower = timed
+    before, same, slower = [run("a", 0.1), run("b", 0.1)], run("same", 0.1), run("slower", 0.4)
     limit = comparison.Limit.parse("50", "samples")
     found = comparison.compared(before, [slower], "samples", limit)
-    assert found.fails and any(line.endswith("t::slower") for line in found.lines), found.lines
-    assert not any(line.endswith("t::same") for line in found.lines), found.lines
+    likely(found.fails and any(line.endswith("t::slower") for line in found.lines), found.lines)
+    likely(not any(line.endswith("t::same") for line in found.lines), found.lines)
     found = comparison.compared(before, [same], "samples", limit)
-    assert not found.fails and "CPU time of tests: 0 grew significantly" in found.lines, found.lines
+    likely(not found.fails and "CPU time of tests: 0 grew significantly" in found.lines, found.lines)
     single = comparison.compared(before[:1], [same], "samples", limit)
     assert single.fails and any(line.startswith("undecided: ") for line in single.lines), single.lines
