@@ -49,8 +49,8 @@ struct mm_struct___counted {
 	struct mm_rss_stat rss_stat;
 } __attribute__((preserve_access_index));
 
-struct mm_struct___heap {
-	unsigned long brk;
+struct mm_struct___places {
+	unsigned long brk, start_stack;
 } __attribute__((preserve_access_index));
 
 struct file___opened {
@@ -342,7 +342,7 @@ __noinline int begin_space(__u64 mm, __u32 pid)
 	s->mm = mm;
 	s->pid = pid;
 	s->sampled = 0;
-	s->highest_brk = pointer_at((char *)mm + bpf_core_field_offset(struct mm_struct___heap, brk));
+	s->highest_brk = pointer_at((char *)mm + bpf_core_field_offset(struct mm_struct___places, brk));
 	if (IS_COUNTED) {
 		for (m = 0; m < RSS_MEMBERS; m++)
 			s->global[m] = s->start[m] =
@@ -372,15 +372,21 @@ int begin_rss(struct bpf_raw_tracepoint_args *ctx)
 	return mm ? begin_space(mm, ctx->args[1]) : SPACE_NOT_FOUND;
 }
 
-// A process executes a program: it has another address space from here on.
+// A process executes a program: it has another address space from here on. It may grow before the reader knows where its stack
+// ends, without which each sample would take far more room in the ring than it needs.
 SEC("raw_tp/sched_process_exec")
 int exec_rss(void *ctx)
 {
 	struct task_struct___memory *task = (void *)bpf_get_current_task();
 	__u32 pid = bpf_get_current_pid_tgid() >> 32;
+	struct layout *lay = bpf_map_lookup_elem(&PROCS, &pid);
+	__u64 mm;
 
-	if (bpf_map_lookup_elem(&PROCS, &pid))
-		begin_space((__u64)BPF_CORE_READ(task, mm), pid);
+	if (!lay)
+		return 0;
+	mm = (__u64)BPF_CORE_READ(task, mm);
+	lay->stack_end = pointer_at((char *)mm + bpf_core_field_offset(struct mm_struct___places, start_stack));
+	begin_space(mm, pid);
 	return 0;
 }
 
@@ -573,7 +579,7 @@ static __always_inline void take_change(struct bpf_raw_tracepoint_args *ctx, str
 		if (filled != ~0ULL)
 			change->address = filled;
 		s->sampled++;
-		brk = pointer_at((char *)s->mm + bpf_core_field_offset(struct mm_struct___heap, brk));
+		brk = pointer_at((char *)s->mm + bpf_core_field_offset(struct mm_struct___places, brk));
 		if (brk > s->highest_brk)
 			s->highest_brk = brk;
 	}
