@@ -1,18 +1,18 @@
 #![no_main]
 
+use std::time::Duration;
+
 use libfuzzer_sys::fuzz_target;
-use nativeprof::heap::glibc::{Arena, Block, Segment, Target, Walk, find, read};
+use nativeprof::heap::glibc::{Arena, Block, Deadline, Segment, Target, Walk, find, read};
 use nativeprof::heap::mappings::divide;
 use nativeprof::heap::present::Present;
 use nativeprof::process::memory::Memory;
 use nativeprof::process::smaps::Smaps;
-use nativeprof::sys::clock;
 
 const HEAP: u64 = 0x5555_0000_0000;
 const DATA: u64 = 0x7f00_0000_0000;
 const PAGE: u64 = 4096;
-/// ns
-const LIMIT: u64 = 1_000_000_000;
+const LIMIT: Duration = Duration::from_secs(1);
 
 /// A heap, and the data of a C library.
 struct Halves<'a>(&'a [u8], &'a [u8]);
@@ -52,7 +52,7 @@ fuzz_target!(|input: &[u8]| {
         smaps: &smaps,
         present: &present,
         memory: &memory,
-        deadline: clock::now() + LIMIT,
+        deadline: Deadline::after(LIMIT),
     };
     let mut blocks = |block: Block| assert!(block.head.len() as u64 <= block.bytes);
     let word = |at: usize| u64::from(head[at]) << 8 | u64::from(head[at + 1]);

@@ -1,11 +1,12 @@
 //! Looks at the memory of a process once: the order of the steps.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::estimate::Estimate;
-use super::glibc::{self, Arena, Block, Glibc, LARGE};
+use super::glibc::{self, Arena, Block, Deadline, Glibc, LARGE};
 use super::mappings::{Account, Claim, Part, divide};
 use super::present::{Present, PresentMemory, PresentSystem};
 use super::python::{self, Counter, Instances, PythonCensus, PythonHeap};
@@ -21,12 +22,18 @@ use crate::process::modules::Modules;
 use crate::process::smaps::Smaps;
 use crate::process::system::{LiveSystem, ProcessMemory, System};
 use crate::process::{AddressSpace, maps};
+use crate::profile::values::Unit;
 use crate::sys::clock;
 
 /// How often the mappings are read where the C heap does not fit them: the process may have changed them since.
 const ATTEMPTS: usize = 3;
-/// Longest time for the walk through the C heap, ns.
-const MAX_C_TIME: u64 = 600_000_000_000;
+/// CPU time for the walk through the C heap, which goes through some GB in a second: at least, and if everything is read.
+const MIN_C_TIME: Duration = Duration::from_secs(1);
+const MAX_C_TIME: Duration = Duration::from_secs(600);
+/// Longest time to search for the owners of large blocks, ns.
+const MAX_OWNER_TIME: u64 = 60_000_000_000;
+/// Other allocators, by the names of their files. What they have is not told from what programs map.
+const OTHER_ALLOCATORS: [&str; 3] = ["jemalloc", "tcmalloc", "mimalloc"];
 
 /// Objects of a type that are shown.
 const MAX_SAMPLE: usize = 20;
@@ -36,10 +43,12 @@ const MAX_SAMPLE_TIME: u64 = 200_000_000;
 /// How much of a process is read.
 #[derive(Clone, Debug)]
 pub struct CensusOptions {
-    /// CPU time for Python's pools, and as long again for the C heap. `None`: everything is read.
+    /// CPU time for Python's pools. `None`: everything is read.
     pub budget: Option<Duration>,
     /// The type of which some objects are shown: its name, or the part of it behind the last dot.
     pub sample: Option<String>,
+    /// All pools are searched for the owners of large blocks.
+    pub owners: bool,
 }
 
 /// What the memory of a process is made of.
@@ -82,6 +91,18 @@ pub struct TypeUse {
     /// With what they own.
     pub bytes: Estimate,
     pub is_object: bool,
+}
+
+impl TypeUse {
+    /// Takes in large blocks whose owners were found by a search. There are about as many objects, but at least one.
+    fn add_owned(&mut self, blocks: u64, bytes: u64) {
+        self.count = Estimate {
+            value: self.count.value.max(blocks),
+            low: self.count.low.max(1),
+            high: self.count.high.max(blocks),
+        };
+        self.bytes = self.bytes + Estimate::exact(bytes);
+    }
 }
 
 /// Some objects of a type.
@@ -131,7 +152,7 @@ impl Mapped {
             smaps: &smaps,
             present: &present,
             memory,
-            deadline: u64::MAX,
+            deadline: Deadline::after(MIN_C_TIME),
         };
         let arenas = glibc::find(&target);
         Ok(Mapped { smaps, present, arenas })
@@ -191,14 +212,11 @@ impl Census {
         let mut claims: Vec<Claim> = stacks.map(|range| Claim::whole(range, Part::Stacks)).collect();
         let ranges = heap.iter().flat_map(|heap| heap.arenas.iter().cloned());
         claims.extend(ranges.map(|range| Claim::whole(range, Part::PythonArenas)));
-        let time = options
-            .budget
-            .map_or(MAX_C_TIME, |budget| budget.as_nanos().try_into().unwrap_or(MAX_C_TIME));
         let target = glibc::Target {
             smaps: &smaps,
             present: &present,
             memory: &live,
-            deadline: clock::now().saturating_add(time),
+            deadline: Deadline::after(options.budget.map_or(MAX_C_TIME, |budget| budget.max(MIN_C_TIME))),
         };
         let mut objects = FxHashMap::default();
         let mut visit = |block: Block| {
@@ -216,6 +234,8 @@ impl Census {
                 None
             }
         };
+        notes.extend(glibc.as_ref().and_then(lost));
+        notes.extend(other_allocator(&smaps));
         let mut sample = None;
         if let Some(counter) = &mut counter {
             counter.end_c_unit();
@@ -227,7 +247,11 @@ impl Census {
         }
         let python = counter.map(Counter::finish);
         let mut account = divide(&smaps, &present, claims);
-        let large = large(glibc.as_ref(), python.as_ref(), &objects);
+        let mut large = large(glibc.as_ref(), python.as_ref(), &objects);
+        let mut found = OwnedBlocks::new();
+        if let Some(heap) = heap.as_ref().filter(|_| options.owners) {
+            found = find_owners(heap, &memory, &present, &mut large);
+        }
         let mut types = Vec::new();
         if let Some(python) = &python {
             account.split_arenas([
@@ -235,7 +259,7 @@ impl Census {
                 (Part::PythonFreeBlocks, python.free_blocks.value),
                 (Part::PythonFreePools, python.free_pools.value),
             ]);
-            types = type_uses(python, &large);
+            types = type_uses(python, &large, found);
             if python.is_truncated {
                 notes.push("there are more types or large buffers than are counted".into());
             }
@@ -325,6 +349,33 @@ impl FoundInterpreter {
     }
 }
 
+/// What is said of a C heap that was not read as a whole.
+fn lost(glibc: &Glibc) -> Option<String> {
+    let lost = glibc
+        .arenas
+        .iter()
+        .fold(0u64, |sum, arena| sum.saturating_add(arena.lost));
+    (lost > 0).then(|| {
+        format!(
+            "{} of the C heap were not read: the process changed them, they are not in memory, or the time was over (--all takes longer)",
+            Unit::Bytes.show(lost)
+        )
+    })
+}
+
+/// What is said of a program with another allocator.
+fn other_allocator(smaps: &Smaps) -> Option<String> {
+    let files = smaps.areas.iter().filter(|area| area.is_file);
+    let mut names = files.map(|area| String::from_utf8_lossy(smaps.name(area)));
+    let name = names.find(|path| {
+        let name = path.rsplit('/').next().unwrap_or_default();
+        OTHER_ALLOCATORS.iter().any(|other| name.contains(other))
+    })?;
+    Some(format!(
+        "{name} is another allocator: what it has is in other anonymous memory"
+    ))
+}
+
 /// The large blocks of the C heap with their owners, the largest first. `objects`: those that are objects.
 fn large(glibc: Option<&Glibc>, python: Option<&PythonCensus>, objects: &FxHashMap<u64, Vec<u8>>) -> Vec<LargeUse> {
     let blocks = glibc.map_or(&[][..], |glibc| &glibc.large);
@@ -351,9 +402,30 @@ fn large(glibc: Option<&Glibc>, python: Option<&PythonCensus>, objects: &FxHashM
     large
 }
 
+/// Number and bytes of blocks by the type of their owner.
+type OwnedBlocks = BTreeMap<Vec<u8>, (u64, u64)>;
+
+/// Looks for the owners of those blocks that have none. Returns what was found.
+fn find_owners(heap: &PythonHeap, memory: &dyn Memory, present: &Present, large: &mut [LargeUse]) -> OwnedBlocks {
+    let wanted = large.iter().filter(|block| block.owner == Owner::Unknown);
+    let mut wanted: Vec<u64> = wanted.map(|block| block.address).collect();
+    wanted.sort_unstable();
+    let end = clock::now().saturating_add(MAX_OWNER_TIME);
+    let mut owners = heap.owners(memory, present, &wanted, &|| clock::now() > end);
+    let mut found = OwnedBlocks::new();
+    for block in large {
+        if let Some(name) = owners.remove(&block.address) {
+            let sums = found.entry(name.clone()).or_default();
+            *sums = (sums.0 + 1, sums.1.saturating_add(block.bytes));
+            block.owner = Owner::Object(name);
+        }
+    }
+    found
+}
+
 /// The rows of the types, with the large buffers that their objects own. Those whose owner was not met may be of any type that can
 /// have such buffers, unless everything was read.
-fn type_uses(python: &PythonCensus, large: &[LargeUse]) -> Vec<TypeUse> {
+fn type_uses(python: &PythonCensus, large: &[LargeUse], mut found: OwnedBlocks) -> Vec<TypeUse> {
     let unmet = large.iter().filter(|block| block.owner == Owner::Unknown);
     let unmet: u64 = if python.is_full {
         0
@@ -379,6 +451,22 @@ fn type_uses(python: &PythonCensus, large: &[LargeUse]) -> Vec<TypeUse> {
         }
     });
     let mut rows: Vec<TypeUse> = rows.collect();
+    for row in rows.iter_mut().filter(|row| row.is_object) {
+        if let Some((count, bytes)) = found.remove(&row.name) {
+            row.add_owned(count, bytes);
+        }
+    }
+    // Types of which no object was drawn.
+    rows.extend(found.into_iter().map(|(name, (count, bytes))| {
+        let mut row = TypeUse {
+            name,
+            count: Estimate::default(),
+            bytes: Estimate::default(),
+            is_object: true,
+        };
+        row.add_owned(count, bytes);
+        row
+    }));
     rows.sort_by(|a, b| b.bytes.value.cmp(&a.bytes.value).then_with(|| a.name.cmp(&b.name)));
     rows
 }

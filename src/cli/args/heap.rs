@@ -8,12 +8,15 @@ use super::shared::{TargetArg, seconds};
 pub struct HeapCommand {
     #[command(flatten)]
     pub target: TargetArg,
-    /// Time to read Python's heap, in seconds or such as 300ms; as long again for the C heap. What is not read is estimated
+    /// CPU time to read Python's heap, in seconds or such as 300ms; amounts have intervals if that is not enough for all of it
     #[arg(long, value_name = "SECONDS", default_value_t = 0.3, value_parser = seconds, conflicts_with = "all")]
     pub budget: f64,
     /// Read everything, however long it takes
     #[arg(long)]
     pub all: bool,
+    /// Search all of Python's pools for the owners of large blocks: about a second for 3 GB
+    #[arg(long, conflicts_with = "all")]
+    pub owners: bool,
     /// Also print some objects of a type, drawn at random: simple values, as `dump --locals` shows them
     #[arg(long, value_name = "TYPE")]
     pub sample: Option<String>,

@@ -11,6 +11,7 @@ mod tests;
 mod walk;
 
 use std::ops::Range;
+use std::time::Duration;
 
 use super::mappings::{Claim, Part};
 use super::present::{Present, PresentMemory};
@@ -93,13 +94,36 @@ pub struct Target<'a> {
     pub smaps: &'a Smaps,
     pub present: &'a Present,
     pub memory: &'a dyn Memory,
-    /// When the walk is to end, whether or not everything has been read: CLOCK_MONOTONIC, ns.
-    pub deadline: u64,
+    pub deadline: Deadline,
+}
+
+/// When a walk is to end, whether or not everything has been read.
+#[derive(Clone, Copy, Debug)]
+pub struct Deadline {
+    /// CPU time of this process, ns.
+    cpu: u64,
+    /// CLOCK_MONOTONIC, ns.
+    end: u64,
+}
+
+impl Deadline {
+    /// After so much CPU time. A machine may have other work: elapsed time may be five times as long.
+    pub fn after(cpu: Duration) -> Deadline {
+        let ns = u64::try_from(cpu.as_nanos()).unwrap_or(u64::MAX);
+        Deadline {
+            cpu: clock::process_cpu_time().saturating_add(ns),
+            end: clock::now().saturating_add(ns.saturating_mul(5)),
+        }
+    }
+
+    fn is_over(self) -> bool {
+        clock::process_cpu_time() >= self.cpu || clock::now() >= self.end
+    }
 }
 
 impl Target<'_> {
     fn is_over(&self) -> bool {
-        clock::now() >= self.deadline
+        self.deadline.is_over()
     }
 
     fn memory(&self) -> PresentMemory<'_> {

@@ -111,7 +111,7 @@ fn read_with(words: &Words, present: &Present) -> (Result<Glibc, String>, Vec<Cl
         smaps: &smaps,
         present,
         memory: words,
-        deadline: clock::now() + 5_000_000_000,
+        deadline: Deadline::after(Duration::from_secs(5)),
     };
     let glibc = find(&target).map(|arenas| read(&target, &arenas, &mut claims, &mut |_| {}));
     (glibc, claims)
@@ -256,7 +256,7 @@ fn nothing_is_known_of_no_memory() {
         smaps: &smaps,
         present: &present,
         memory: &NoMemory,
-        deadline: u64::MAX,
+        deadline: Deadline::after(Duration::from_secs(5)),
     };
     assert!(find(&target).is_err());
 }

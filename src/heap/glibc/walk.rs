@@ -33,7 +33,7 @@ const MAX_RESUMPTIONS: u32 = 64;
 const MAX_SKIP: u64 = 4 << 20;
 /// Bytes of a block that are read with it.
 pub const HEAD: usize = 256;
-/// Chunks between two looks at the clock.
+/// Chunks, or places, between two looks at the clock.
 const TURN: u64 = 1 << 14;
 
 /// A part of an arena in one piece of memory.
@@ -250,7 +250,12 @@ impl<'a> Walk<'a> {
     fn resume(&mut self, from: u64) -> Option<u64> {
         let end = from.saturating_add(MAX_SKIP).min(self.segment.range.end);
         let mut at = from.checked_next_multiple_of(HEADER)?;
-        while at < end && !self.target.is_over() {
+        let mut steps = 0u64;
+        while at < end {
+            steps += 1;
+            if steps % TURN == 0 && self.target.is_over() {
+                return None;
+            }
             if !self.target.present.has(at, HEADER) {
                 // To the next page that is in memory.
                 at = self

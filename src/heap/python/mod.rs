@@ -7,7 +7,8 @@
 //!
 //! - `arenas` finds Python's allocator without symbols, `pools` its blocks in use; `mimalloc` is the same for free-threaded builds.
 //! - `types` says which blocks are objects, `owned` what objects own besides.
-//! - `counter` draws pools and adds all of it up; `instances` draws some objects of a type.
+//! - `counter` draws pools and adds all of it up; `instances` draws some objects of a type, and
+//!   `owners` searches for those that own large blocks.
 //!
 //! Nothing here stops the target or writes to it. All that is read is hostile: each walk has a limit, and what makes no sense is
 //! counted as torn.
@@ -31,6 +32,7 @@ mod fake;
 mod instances;
 mod mimalloc;
 mod owned;
+mod owners;
 mod pools;
 mod types;
 

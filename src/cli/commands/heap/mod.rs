@@ -56,6 +56,7 @@ pub fn heap(options: &HeapCommand) -> Result<()> {
     let what = CensusOptions {
         budget: (!options.all).then(|| Duration::from_secs_f64(options.budget)),
         sample: options.sample.clone(),
+        owners: options.owners,
     };
     let take = || {
         Ok(Report {

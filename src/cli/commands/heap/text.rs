@@ -146,7 +146,7 @@ fn large(census: &Census, style: &TerminalStyle) -> String {
             Owner::Object(name) => format!("owned by {}", String::from_utf8_lossy(name)),
             Owner::Unknown if census.python.is_none() => "blocks of C code".into(),
             Owner::Unknown if is_full => "owned by no object of Python that is known".into(),
-            Owner::Unknown => "owner not sampled; --all reads everything".into(),
+            Owner::Unknown => "owner not sampled (--owners searches for it)".into(),
         };
         let sums = groups.entry(name).or_default();
         *sums = (sums.0 + 1, sums.1.saturating_add(block.bytes));
