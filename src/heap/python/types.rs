@@ -141,25 +141,23 @@ impl<'a> Types<'a> {
 
     /// The type of the object in a block of `size` bytes, of which `head` has the first ones, and where it begins there.
     pub fn classify(&mut self, head: &[u8], size: u64) -> Option<(u32, u64)> {
-        OFFSETS.into_iter().find_map(|offset| {
-            let (index, info) = self.object_at(head, offset)?;
-            let fits = info.offset == offset && info.basic + offset <= size;
-            fits.then_some((index, offset))
-        })
-    }
-
-    /// The type of the object that begins at an offset of a block, wherever its flags would put it.
-    pub fn object_at(&mut self, head: &[u8], offset: u64) -> Option<(u32, &TypeInfo)> {
-        let start = usize::try_from(offset).ok()?;
-        let references = u64_at(head, start)?;
-        let word = u64_at(head, start.checked_add(self.objects.ob_type.into())?)?;
-        // Of an object there are some references, and not more than 32 bits have; flags may be above 48 (Include/refcount.h, v3.14.0).
-        // Pointers are not like this.
-        if !self.placement.free_threaded && (references == 0 || references >> 32 & 0xffff != 0) {
-            return None;
+        for offset in OFFSETS {
+            let start = usize::try_from(offset).ok()?;
+            let references = u64_at(head, start)?;
+            let word = u64_at(head, start + usize::from(self.objects.ob_type))?;
+            // Not more references than 32 bits have; flags may be above 48 (Include/refcount.h, v3.14.0). Pointers are not like this.
+            if !self.placement.free_threaded && references >> 32 & 0xffff != 0 {
+                continue;
+            }
+            let Some(index) = self.find(word) else { continue };
+            let info = self.get(index)?;
+            if info.offset == offset && info.basic + offset <= size {
+                // Of a freed object, some word further on may look like a type.
+                let is_alive = self.placement.free_threaded || references != 0;
+                return is_alive.then_some((index, offset));
+            }
         }
-        let index = self.find(word)?;
-        Some((index, self.list.get(index as usize)?))
+        None
     }
 
     /// The type at an address.
@@ -340,6 +338,13 @@ mod tests {
             ("a list where a float would be", 12, &[1, LIST], 64, None),
             ("a float where a list would be", 12, &[0, 0, 1, FLOAT], 64, None),
             ("a freed float", 12, &[0, FLOAT], 32, None),
+            (
+                "a freed object with a pointer to another type",
+                12,
+                &[0, 0, 0, LIST, 0x40_0000, class],
+                64,
+                None,
+            ),
             ("a table of types", 12, &[0x7f00_1234_5678, FLOAT], 32, None),
             ("a block that is too small", 12, &[1, FLOAT], 16, None),
             (
