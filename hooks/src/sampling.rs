@@ -39,6 +39,8 @@ pub const DEFAULT_MEAN: u64 = 512 << 10;
 
 static SAMPLER: AtomicPtr<Arc<dyn BlockSampler>> = AtomicPtr::new(std::ptr::null_mut());
 static MEAN: AtomicU64 = AtomicU64::new(DEFAULT_MEAN);
+/// Bytes after which a thread draws another distance, with the mean of that time.
+const MAX_LEFT: u64 = 4 << 20;
 /// Makes the random numbers of one run different from those of another.
 static START: AtomicU64 = AtomicU64::new(0);
 /// The largest block that is counted as Python's.
@@ -255,7 +257,7 @@ pub fn python_limit() -> usize {
     PYTHON_LIMIT.load(Ordering::Relaxed)
 }
 
-/// Bytes that this thread may still allocate until a block is sampled.
+/// Bytes that this thread may still allocate until it looks again.
 #[inline(always)]
 fn left() -> u64 {
     // SAFETY: this thread's own words.
@@ -269,13 +271,17 @@ pub fn bytes_counted(call: impl FnOnce()) -> u64 {
     // SAFETY: this thread's own words, here and below.
     let was = unsafe { std::mem::replace(&mut (*thread).left, PLENTY) };
     compiler_fence(Ordering::SeqCst);
-    call();
+    crate::silently(call);
     compiler_fence(Ordering::SeqCst);
     // SAFETY: as above.
     PLENTY.saturating_sub(unsafe { std::mem::replace(&mut (*thread).left, was) })
 }
 
-/// The distance has ended in a block of this size: draws the next one. `None`: the block is not sampled.
+/// The bytes that were left have ended in a block of this size: draws the next distance. `None`: the block is not sampled.
+///
+/// What is left of an exponential distance is distributed as a new one. So a thread may draw a new one after any block that
+/// was not chosen because of its place in the old one, and it does so now and then: else it would not notice for long that
+/// the mean has become smaller.
 fn draw(size: usize) -> Option<SampledBlock> {
     let thread = thread::current();
     // SAFETY: this thread's own words.
@@ -283,15 +289,26 @@ fn draw(size: usize) -> Option<SampledBlock> {
         let next = MEAN.load(Ordering::Relaxed);
         if (*thread).mean == 0 {
             (*thread).mean = next;
-            (*thread).left = distance(thread, next);
-            if !count(size) {
-                return None;
-            }
+            set_distance(thread, next);
         }
         let mean = std::mem::replace(&mut (*thread).mean, next);
-        (*thread).left = distance(thread, next);
-        let is_wanted = (*thread).is_busy == 0 && !SAMPLER.load(Ordering::Relaxed).is_null();
+        let is_due = size as u64 > (*thread).left.saturating_add((*thread).rest);
+        set_distance(thread, next);
+        let is_wanted = is_due && (*thread).is_busy == 0 && !SAMPLER.load(Ordering::Relaxed).is_null();
         is_wanted.then_some(SampledBlock { size, mean })
+    }
+}
+
+/// Draws the distance to the next sampled block, in whole bytes: a block ends it if it is larger.
+///
+/// # Safety
+/// The thread's own words.
+unsafe fn set_distance(thread: *mut thread::HookThread, mean: u64) {
+    // SAFETY: as the caller promises.
+    unsafe {
+        let distance = distance(thread, mean);
+        (*thread).left = distance.min(MAX_LEFT);
+        (*thread).rest = distance - (*thread).left;
     }
 }
 
@@ -456,7 +473,7 @@ impl Drop for Sampling {
     }
 }
 
-/// Changes the mean distance of samples, bytes: a thread draws with it from its next sample on.
+/// Changes the mean distance of samples, bytes: a thread draws with it from its next sample on, or some megabytes later.
 pub fn set_mean(mean: u64) {
     MEAN.store(mean.max(1), Ordering::Relaxed);
 }

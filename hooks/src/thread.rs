@@ -31,9 +31,11 @@ pub const SILENT: u32 = 2;
 /// Zero at the thread's birth.
 #[repr(C)]
 pub struct HookThread {
-    /// Bytes that may still be allocated until a block is sampled.
+    /// Bytes that may still be allocated until the thread looks whether a block is to be sampled.
     pub left: u64,
-    /// Mean of the distance that `left` was drawn with, bytes; 0: none was drawn yet.
+    /// Bytes after these until a block is sampled.
+    pub rest: u64,
+    /// Mean of the distance that both were drawn with, bytes; 0: none was drawn yet.
     pub mean: u64,
     /// State of the random numbers.
     pub random: u64,
@@ -72,6 +74,7 @@ pub fn current() -> *mut HookThread {
         static THREAD: UnsafeCell<HookThread> = const {
             UnsafeCell::new(HookThread {
                 left: 0,
+                rest: 0,
                 mean: 0,
                 random: 0,
                 is_busy: 0,

@@ -5,6 +5,7 @@ import ctypes
 import itertools
 import json
 import math
+import os
 import subprocess
 import sys
 import threading
@@ -14,6 +15,7 @@ import pytest
 from chance import likely, repeated
 
 import nativeprof
+from nativeprof import _native
 
 pytestmark = pytest.mark.few_versions
 HERE = Path(__file__).resolve().parent
@@ -111,3 +113,95 @@ def test_sums_are_right_by_function(library):
     assert "BlockSampler" not in tree and "sample_here" not in tree
     assert profile.stats["event"] == "allocations"
     assert profile.top()._whole == profile.to_dict()["values"]["alloc_bytes"]
+
+
+def read_short(file, n):
+    for _ in itertools.repeat(None, n):
+        os.pread(file, 4000, 0)
+
+
+def in_child(directory):
+    """What a program sees of itself, for `test_each_allocator_is_counted_once`."""
+    kept, slots = places(20_000), _native.hook_slots()
+    short = os.path.join(directory, "short")
+    with open(short, "wb") as file:
+        file.write(bytes(100))
+    file = os.open(short, os.O_RDONLY)
+    profiler = nativeprof.Profiler(mode="alloc", interval=INTERVAL, max_overhead=1.0)
+    with profiler:
+        keep_small(kept)
+        pid = os.fork()
+        if not pid:
+            free(kept)
+            os._exit(0 if profiler._recorder is not None and not profiler._is_running() else 1)
+        forked = os.waitpid(pid, 0)[1]
+    small = amounts(profiler.profile, "keep_small")
+    # Each read makes a block of the C library, which becomes so small that Python's own allocator would give it.
+    with nativeprof.Profiler(mode="alloc", interval=1000, max_overhead=1.0) as profiler:
+        read_short(file, 300)
+    seen = {"small": small, "short": amounts(profiler.profile, "read_short"), "forked": forked}
+    print(json.dumps({**seen, "restored": slots == _native.hook_slots()}))
+
+
+@pytest.mark.parametrize(
+    ("options", "environment"),
+    [([], {}), ([], {"PYTHONMALLOC": "malloc"}), ([], {"PYTHONMALLOC": "debug"}), (["-X", "tracemalloc"], {})],
+)
+@repeated
+def test_each_allocator_is_counted_once(options, environment, tmp_path):
+    program = f"import sys; sys.path.insert(0, {str(HERE)!r}); import test_alloc; test_alloc.in_child({str(tmp_path)!r})"
+    command = [sys.executable, *options, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **environment}, timeout=300)
+    assert done.returncode == 0, done.stderr
+    seen = json.loads(done.stdout)
+    assert seen["forked"] == 0 and seen["restored"]
+    is_about(seen["small"], {SIZE: 20_000}, "alloc_bytes")
+    is_about(seen["small"], {SIZE: 20_000}, "live_bytes")
+    # Two blocks each; a third would be 300 more, and the standard deviation is 46. tracemalloc allocates for each itself.
+    likely("tracemalloc" in options or abs(seen["short"]["allocs"] - 600) < 150, seen)
+
+
+PEAK = """
+blocks = [bytearray(1 << 20) for _ in range(30)]
+blocks.clear()
+kept = [bytearray(1 << 20) for _ in range(10)]
+"""
+
+
+def test_peak_of_a_program(tmp_path):
+    script, output = tmp_path / "peak.py", tmp_path / "peak.json"
+    script.write_text(PEAK)
+    command = [sys.executable, "-m", "nativeprof", "--alloc", "--interval", str(INTERVAL), "-o", output, script]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    profile = nativeprof.Profile(_native.read(output.read_bytes()))
+    # Blocks that are much larger than the interval are all sampled.
+    values = amounts(profile, "<module>")
+    assert abs(values["peak_bytes"] / MEGABYTE - 30) < 1.5, values
+    assert abs(values["live_bytes"] / MEGABYTE - 10) < 1.5, values
+    assert abs(values["alloc_bytes"] / MEGABYTE - 40) < 2, values
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"interval": 0}, "interval must be"),
+        ({"max_overhead": 0}, "max_overhead must be"),
+        ({"threads": [1]}, "all threads"),
+        ({"only": ["json"]}, "only and skip"),
+        ({"mode": "cpu", "interval": 1 << 20}, "are for mode"),
+    ],
+)
+def test_wrong_options_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        nativeprof.Profiler(**{"mode": "alloc", **options})
+
+
+def test_one_recording_at_a_time_may_follow_another():
+    for _ in range(2):
+        with nativeprof.Profiler(mode="alloc", interval=INTERVAL) as profiler:
+            kept = bytearray(1 << 20)
+            assert amounts(profiler.take(), "test_one_recording_at_a_time_may_follow_another")["live_bytes"] >= len(kept)
+            kept = bytearray(1 << 21)
+        values = amounts(profiler.profile, "test_one_recording_at_a_time_may_follow_another")
+        assert values["alloc_bytes"] >= len(kept)

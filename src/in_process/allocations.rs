@@ -59,10 +59,8 @@ pub struct AllocationLog {
     used: AtomicU32,
     /// CPU time of taking stacks, ns.
     spent: AtomicU64,
-    /// Samples for which there was no room here.
+    /// Samples for which there was no room here, or not where their ends are noticed.
     lost: AtomicU64,
-    /// Samples whose end will not be known: they count as live.
-    untracked: AtomicU64,
     /// The thread that processes samples: what it allocates is not the program's.
     own_thread: AtomicU32,
     reader: Mutex<Reader>,
@@ -99,7 +97,6 @@ impl AllocationLog {
             used: AtomicU32::new(0),
             spent: AtomicU64::new(0),
             lost: AtomicU64::new(0),
-            untracked: AtomicU64::new(0),
             own_thread: AtomicU32::new(0),
             reader: Mutex::new(Reader {
                 process_cpu: sys::clock::process_cpu_time(),
@@ -122,9 +119,9 @@ impl AllocationLog {
         if tid == self.own_thread.load(Ordering::Relaxed) {
             return None;
         }
-        let number = self.used.fetch_add(1, Ordering::Relaxed);
-        let Some(row) = self.row(number) else {
-            self.used.fetch_sub(1, Ordering::Relaxed);
+        let next = |number| self.row(number).map(|_| number + 1);
+        let claimed = self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next);
+        let Some((number, row)) = claimed.ok().and_then(|number| Some((number, self.row(number)?))) else {
             self.lost.fetch_add(1, Ordering::Relaxed);
             return None;
         };
@@ -149,9 +146,9 @@ impl AllocationLog {
         }
     }
 
-    /// The end of the block with this number will not be known.
+    /// The end of the block with this number will not be known: it counts as lost, and as live.
     pub fn on_overflow(&self, _number: u32) {
-        self.untracked.fetch_add(1, Ordering::Relaxed);
+        self.lost.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Names the calling thread as the one that processes samples.
@@ -360,16 +357,16 @@ mod tests {
         // The first is freed before the third comes; the last has no sample.
         let blocks = [
             block(110, 125, 100.0),
-            block(120, 0, 10.25),
+            block(120, 0, 10.1),
             block(130, 140, 50.0),
             block(131, 0, 1.0),
         ];
         add_values(&mut profile, 100, &blocks);
         for (name, nodes, samples) in [
-            ("alloc_bytes", [322, 320, 121], [200, 20, 101]),
+            ("alloc_bytes", [322, 320, 120], [200, 20, 100]),
             ("allocs", [8, 6, 4], [2, 2, 2]),
             ("live_bytes", [22, 20, 20], [0, 20, 0]),
-            ("peak_bytes", [221, 221, 21], [200, 21, 0]),
+            ("peak_bytes", [220, 220, 20], [200, 20, 0]),
             ("leaked_bytes", [0, 0, 0], [0, 0, 0]),
         ] {
             let value = profile.find_value(name).expect(name);

@@ -548,6 +548,8 @@ pub fn values() -> Offered {
         "rss_bytes",
         "rss_grown_bytes",
         "rss_returned_bytes",
+        "peak_bytes",
+        "leaked_bytes",
     ])
 }
 
