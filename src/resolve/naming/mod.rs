@@ -41,11 +41,13 @@ const MAX_FAILED: usize = 3;
 
 /// Address space of the process of a host, bytes.
 const HOST_MEMORY: u64 = 512 << 20;
-/// Files, bytes of memory and CPU time, ns, from which on the process is not kept for another period. What a host runs all the time
-/// is named by then, and the few files with new names are read again in a tenth of a second each. The CPU time is half of
+/// Files, bytes of memory and CPU time, ns, from which on the process is not kept for another period. The CPU time is half of
 /// what it may use in its life.
 const MAX_FILES: usize = 1024;
 const MAX_IDLE_MEMORY: u64 = 80 << 20;
+/// It is kept so long in spite of its memory: a file with hundreds of megabytes of names is read again in a second, and new names
+/// of it may be wanted in each period.
+const MIN_LIFE: Duration = Duration::from_secs(600);
 const MAX_CPU: u64 = 1_800_000_000_000;
 /// Files that are not read again, at most.
 const MAX_FAILED_FILES: usize = 4096;
@@ -120,6 +122,7 @@ struct Running {
     files: FxHashSet<u32>,
     /// CPU time, ns.
     cpu: u64,
+    began: Instant,
 }
 
 impl Default for NamingProcess {
@@ -181,7 +184,8 @@ impl NamingProcess {
         }
         let is_large = |running: &Running| {
             let memory = sys::procfs::resident(running.child.id()).unwrap_or(0);
-            running.files.len() > MAX_FILES || memory > MAX_IDLE_MEMORY || running.cpu > MAX_CPU
+            let is_idle_memory = memory > MAX_IDLE_MEMORY && running.began.elapsed() >= MIN_LIFE;
+            running.files.len() > MAX_FILES || is_idle_memory || running.cpu > MAX_CPU
         };
         if self.running.as_ref().is_some_and(is_large) {
             self.stop();
@@ -304,6 +308,7 @@ impl NamingProcess {
             is_ready: false,
             files: FxHashSet::default(),
             cpu: 0,
+            began: Instant::now(),
         })
     }
 }
