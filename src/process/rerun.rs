@@ -75,8 +75,8 @@ pub fn run(words: &[impl AsRef<OsStr>], directory: &Path, limit: Duration, watch
     wait_for(&mut command, limit, Duration::ZERO, watch)
 }
 
-/// Runs a command in a process group of its own; what it prints to pipes is read. It is ended after the time `limit`. One that is no
-/// longer wanted has its input closed, and the time `grace` to end.
+/// Runs a command in a process group of its own; what it prints to pipes is read. It is ended after the time `limit`. One
+/// that is no longer wanted has its input closed, and the time `grace` to end.
 ///
 /// # Errors
 /// `Io` if it cannot be started, was cancelled, or took too long.

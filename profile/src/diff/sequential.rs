@@ -1,12 +1,14 @@
 //! Comparisons while runs are made: when to look at them, and how sure to be at each look.
 //!
-//! Who looks again and again, and stops at the first difference, finds one in equal programs sooner or later. So each look has a part
-//! of the permitted error (alpha spending: K. K. G. Lan and D. L. DeMets, "Discrete sequential boundaries for clinical trials",
-//! Biometrika 70, 1983). After a part t of the time, their function that resembles Pocock's boundary has spent ln(1 + (e - 1) t) of
-//! it. Neither the number of looks nor their times need to be known before; they must not follow from what the looks have shown.
+//! Who looks again and again, and stops at the first difference, finds one in equal programs sooner or later. So each look
+//! has a part of the permitted error (alpha spending: K. K. G. Lan and D. L. DeMets, "Discrete sequential boundaries for
+//! clinical trials", Biometrika 70, 1983). After a part t of the time, their function that resembles Pocock's boundary has
+//! spent ln(1 + (e - 1) t) of it. Neither the number of looks nor their times need to be known before; they must not follow
+//! from what the looks have shown.
 //!
-//! The error of a look is what was spent since the last one. That the sum of all is a bound (Bonferroni) needs no assumption on how
-//! the looks depend on each other, nor on the distribution of a look's statistic: with few runs it is not the normal one.
+//! The error of a look is what was spent since the last one. That the sum of all is a bound (Bonferroni) needs no
+//! assumption on how the looks depend on each other, nor on the distribution of a look's statistic: with few runs it is not
+//! the normal one.
 
 use std::f64::consts::E;
 
@@ -38,8 +40,8 @@ impl Looks {
         }
     }
 
-    /// The confidence that no interval misses in a look now, between 0 and 1; `None`: it is too early for one. There are `runs` of
-    /// each side, which took the part `time` of what they may take. The last look, at 1, is always due.
+    /// The confidence that no interval misses in a look now, between 0 and 1; `None`: it is too early for one. There are
+    /// `runs` of each side, which took the part `time` of what they may take. The last look, at 1, is always due.
     pub fn due(&mut self, runs: usize, time: f64) -> Option<f64> {
         let time = time.clamp(0.0, 1.0);
         if time < 1.0 && (runs < self.next || time < self.last + MORE_TIME) {

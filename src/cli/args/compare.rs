@@ -16,15 +16,16 @@ pub struct CompareCommand {
     /// Newer command
     #[arg(value_name = "COMMAND B")]
     pub after: String,
-    /// Exit with code 3 if a function, or all time, grew significantly by more than PERCENT of all time of the older command, or by
-    /// more than so many calls (`10 calls`); with code 4 if that is undecided. With 0, any growth that is seen before the time is
-    /// over
+    /// Exit with code 3 if a function, or all time, grew significantly by more than PERCENT of all time of the older
+    /// command, or by more than so many calls (`10 calls`); with code 4 if that is undecided. With 0, any growth that is
+    /// seen before the time is over
     #[arg(long, value_name = "PERCENT|N calls", default_value = "5%", value_parser = limit)]
     pub fail_above: Limit,
     /// What to compare
     #[arg(long, value_enum, default_value_t = CompareValue::Cpu)]
     pub value: CompareValue,
-    /// Begin no pair of runs that would end later than this after the start, such as 30s or 10m [default: 3m; no limit with --runs N]
+    /// Begin no pair of runs that would end later than this after the start, such as 30s or 10m [default: 3m; no limit
+    /// with --runs N]
     #[arg(long, value_name = "TIME", value_parser = seconds)]
     pub max_time: Option<f64>,
     /// Runs of each command: exactly N, or from MIN on until the answer is known, at most MAX [default: 5..400; of calls: 2]

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use clap::Parser;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use serde_json::Value;
 
 use crate::cli::args::{Cli, Command, CompareCommand, CompareValue, DiffBy, Limit, RunNumber};
 use crate::cli::backend::check_rate;
@@ -34,6 +35,30 @@ const FIRST_LOOK: usize = 5;
 /// Runs of each command whose calls are counted: enough to see which functions are not called equally often each time.
 const RUNS_OF_CALLS: usize = 2;
 
+/// So many times the runs after which growth was seen are made to find which function it is.
+const RUNS_TO_NAME: usize = 3;
+/// What has less of all than this is a part of the program and not the whole.
+const PART: f64 = 0.9;
+
+/// What a look at the runs has shown.
+enum Look {
+    /// The answer of the gate is known.
+    Decided,
+    /// Something grew by more than the limit, but no part of the program can be named yet.
+    Unnamed,
+    Open,
+}
+
+/// How making runs has ended.
+struct Ended {
+    stop: Stop,
+    /// Of the last look, between 0 and 1.
+    confidence: f64,
+    looks: u32,
+    /// Growth was seen in a look, after so many runs.
+    grown_at: Option<usize>,
+}
+
 /// Why no more runs are made.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Stop {
@@ -42,8 +67,8 @@ enum Stop {
     Runs,
 }
 
-/// Runs both commands until the gate is decided, and prints the comparison. What was recorded of complete pairs is kept if that is
-/// wanted, whatever happens.
+/// Runs both commands until the gate is decided, and prints the comparison. What was recorded of complete pairs is kept if
+/// that is wanted, whatever happens.
 ///
 /// # Errors
 /// `Usage`; a run that fails; `Killed` if a signal has ended it; those of `diff`.
@@ -77,7 +102,12 @@ pub fn compare(options: &CompareCommand) -> Result<Gate> {
             directory.arguments(),
         ));
     }
-    let (stop, confidence, looks) = stopped?;
+    let Ended {
+        stop,
+        confidence,
+        looks,
+        grown_at,
+    } = stopped?;
     let seconds = comparison.start.elapsed().as_secs_f64();
     let pairs = directory.pairs();
     let why = match stop {
@@ -88,7 +118,8 @@ pub fn compare(options: &CompareCommand) -> Result<Gate> {
         ),
         Stop::Runs => format!("these are all (--runs {pairs})"),
     };
-    print_status(&format!("{pairs} runs of each command in {seconds:.1} s; {why}"));
+    let runs = counted(pairs as u64, "runs");
+    print_status(&format!("{runs} of each command in {seconds:.1} s; {why}"));
     if looks > 1 {
         print_status(&format!(
             "the runs were looked at {looks} times: the intervals of all looks together hold with {} % confidence",
@@ -104,7 +135,16 @@ pub fn compare(options: &CompareCommand) -> Result<Gate> {
     diff_options.all = options.all;
     diff_options.json = options.json;
     diff_options.color = options.color;
-    diff::diff(&diff_options)
+    let gate = diff::diff(&diff_options)?;
+    match grown_at {
+        Some(runs) if gate != Gate::Grown => {
+            print_status(&format!(
+                "growth by more than the limit was seen after {runs} runs of each command"
+            ));
+            Ok(Gate::Grown)
+        }
+        _ => Ok(gate),
+    }
 }
 
 /// # Errors
@@ -132,12 +172,11 @@ struct Comparison<'a> {
 }
 
 impl Comparison<'_> {
-    /// Makes pairs of runs, and looks at them in between. Returns why it has stopped, the confidence of the last look, between 0 and
-    /// 1, and how many looks there were.
+    /// Makes pairs of runs, and looks at them in between.
     ///
     /// # Errors
     /// A run that fails, or an interruption.
-    fn run(&mut self, directory: &mut RunDirectory) -> Result<(Stop, f64, u32)> {
+    fn run(&mut self, directory: &mut RunDirectory) -> Result<Ended> {
         let runs = self.runs();
         for number in 1..=self.options.warmup as usize {
             for side in 0..2 {
@@ -146,6 +185,7 @@ impl Comparison<'_> {
         }
         self.start = Instant::now();
         let mut looks = Looks::new(self.options.confidence / 100.0, runs.min);
+        let mut grown_at = None;
         loop {
             let began = Instant::now();
             // Neither command always runs after the other one.
@@ -161,11 +201,25 @@ impl Comparison<'_> {
             let Some(confidence) = looks.due(pairs, time) else {
                 continue;
             };
-            if let Some(stop) = stop {
-                return Ok((stop, confidence, looks.count()));
-            }
-            if self.is_decided(directory, confidence)? {
-                return Ok((Stop::Decided, confidence, looks.count()));
+            let stop = match stop {
+                Some(stop) => Some(stop),
+                None => match self.look(directory, confidence)? {
+                    Look::Decided => Some(Stop::Decided),
+                    Look::Unnamed => {
+                        grown_at.get_or_insert(pairs);
+                        None
+                    }
+                    Look::Open => None,
+                },
+            };
+            let is_enough = grown_at.is_some_and(|runs| pairs >= RUNS_TO_NAME * runs);
+            if let Some(stop) = stop.or(is_enough.then_some(Stop::Decided)) {
+                return Ok(Ended {
+                    stop,
+                    confidence,
+                    looks: looks.count(),
+                    grown_at,
+                });
             }
         }
     }
@@ -231,11 +285,11 @@ impl Comparison<'_> {
         self.runner.run(subject, file, number, &watch)
     }
 
-    /// Whether `diff` knows the answer of the gate with this confidence.
+    /// What `diff` knows with this confidence.
     ///
     /// # Errors
     /// What `diff` says if it fails; an interruption.
-    fn is_decided(&self, directory: &RunDirectory, confidence: f64) -> Result<bool> {
+    fn look(&self, directory: &RunDirectory, confidence: f64) -> Result<Look> {
         let mut words = self.diff_words(directory, confidence);
         words.remove(0);
         words.extend(["--json", "--limit", "1"].map(OsString::from));
@@ -250,9 +304,11 @@ impl Comparison<'_> {
         let done = done?;
         match done.code {
             // With a limit of 0 growth can always be found later.
-            Some(0) => Ok(self.options.fail_above != Limit::Percent(0.0)),
-            Some(3) => Ok(true),
-            Some(4) => Ok(false),
+            Some(0) if self.options.fail_above == Limit::Percent(0.0) => Ok(Look::Open),
+            Some(0) => Ok(Look::Decided),
+            Some(3) if names_a_part(&done.json()?) => Ok(Look::Decided),
+            Some(3) => Ok(Look::Unnamed),
+            Some(4) => Ok(Look::Open),
             _ => Err(done.error()),
         }
     }
@@ -304,6 +360,14 @@ impl Comparison<'_> {
         }
         words
     }
+}
+
+/// Whether the first row of a comparison is a part of the program that grew.
+fn names_a_part(found: &Value) -> bool {
+    let (all, row) = (&found["all"], &found["rows"][0]);
+    let number = |of: &Value, key: &str| of[key].as_f64().unwrap_or(0.0);
+    let is_part = number(row, "after") < PART * number(all, "after");
+    row["significant"] == Value::Bool(true) && number(row, "change") > 0.0 && is_part
 }
 
 fn progress() -> ProgressBar {

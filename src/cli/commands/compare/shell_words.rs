@@ -1,7 +1,7 @@
 //! The words of a command that is given in one string.
 
-/// Characters that mean something to a shell, where they are not quoted (POSIX.1-2024, Shell Command Language, 2.2); `[`, `]`, `!`,
-/// `{` and `}` do in some places.
+/// Characters that mean something to a shell, where they are not quoted (POSIX.1-2024, Shell Command Language, 2.2); `[`,
+/// `]`, `!`, `{` and `}` do in some places.
 const SPECIAL: &str = "|&;<>()$`*?[]{}#~!\n";
 
 /// Words that a shell does not look up as programs where a command begins with them, or that do something else in it.
