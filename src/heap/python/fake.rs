@@ -12,7 +12,7 @@ use crate::cpython::object_layout::ObjectLayout;
 use crate::cpython::versions;
 use crate::event::PAGE;
 use crate::process::maps::Mapping;
-use crate::process::memory::Memory;
+use crate::process::memory::{Memory, in_pieces};
 
 /// Pages by address, of zeros until something is written there.
 #[derive(Default)]
@@ -46,13 +46,10 @@ impl FakeMemory {
 impl Memory for FakeMemory {
     fn read(&self, avma: u64, buf: &mut [u8]) -> bool {
         self.reads.set(self.reads.get() + 1);
-        (0..).zip(buf).all(|(offset, byte)| {
-            let Some(at) = avma.checked_add(offset) else {
-                return false;
-            };
-            let page = self.pages.get(&(at - at % PAGE));
+        in_pieces(avma, buf, PAGE, |page, skip, piece| {
+            let page = self.pages.get(&page);
             page.is_some_and(|page| {
-                *byte = page[(at % PAGE) as usize];
+                piece.copy_from_slice(&page[skip..skip + piece.len()]);
                 true
             })
         })
