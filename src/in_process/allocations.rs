@@ -23,6 +23,8 @@ const CHUNKS: usize = 1 << 10;
 const MAX_RAISE: u64 = 1 << 12;
 /// Least CPU time of the process between two changes of the mean, ns.
 const CONTROL_TIME: u64 = 20_000_000;
+/// CPU time of taking stacks after which the mean is changed earlier, ns.
+const BURST: u64 = 1_000_000;
 
 /// What is known of a sampled block. Written by the thread that allocates it, but for its end.
 #[derive(Debug, Default)]
@@ -48,7 +50,7 @@ pub struct AllocationOptions {
     pub set_mean: fn(u64),
 }
 
-/// Sampled blocks. Nothing on the path of an allocation takes a lock or allocates.
+/// Sampled blocks. Nothing on the path of an allocation waits for a lock or allocates.
 #[derive(Debug)]
 pub struct AllocationLog {
     options: AllocationOptions,
@@ -169,17 +171,25 @@ impl AllocationLog {
         }
     }
 
-    /// Keeps taking stacks within its part of the CPU time, and makes room.
+    /// Does what is to be done now and then: makes room, and keeps taking stacks within its part of the CPU time.
     pub(super) fn control(&self) {
         self.make_room();
-        let spent = self.spent.load(Ordering::Relaxed);
-        let (process_cpu, mut reader) = (sys::clock::process_cpu_time(), self.reader());
+        self.limit_overhead();
+    }
+
+    /// Keeps taking stacks within its part of the CPU time.
+    fn limit_overhead(&self) {
+        // Another thread is at it, or this one, interrupted by a signal.
+        let Ok(mut reader) = self.reader.try_lock() else { return };
+        let spent = self.spent.load(Ordering::Relaxed).saturating_sub(reader.spent);
+        let process_cpu = sys::clock::process_cpu_time();
         let passed = process_cpu.saturating_sub(reader.process_cpu);
-        if passed < CONTROL_TIME {
+        if passed < CONTROL_TIME && spent < BURST {
             return;
         }
-        let share = spent.saturating_sub(reader.spent) as f64 / passed as f64;
-        (reader.process_cpu, reader.spent) = (process_cpu, spent);
+        reader.process_cpu = process_cpu;
+        reader.spent += spent;
+        let share = spent as f64 / passed.max(1) as f64;
         self.change_mean((share / self.options.max_overhead.max(1e-6)).clamp(0.5, 8.0));
     }
 
