@@ -53,10 +53,21 @@ fn report(kind: AllocatorCall, address: usize, size: usize, old_address: usize, 
     });
 }
 
-/// A function that gives a block, or null.
+/// A function that gives a block, or null. Where nothing is to be done it is only called: the path of most calls.
 #[inline(always)]
 fn gives(kind: AllocatorCall, size: usize, real: impl FnOnce() -> Pointer) -> Pointer {
-    sampling::gives(size, || {
+    let is_due = sampling::count(size);
+    if is_due || !is_idle() {
+        reported(kind, size, is_due, real)
+    } else {
+        real()
+    }
+}
+
+#[cold]
+#[inline(never)]
+fn reported(kind: AllocatorCall, size: usize, is_due: bool, real: impl FnOnce() -> Pointer) -> Pointer {
+    sampling::gives(size, is_due, || {
         if is_idle() {
             return real();
         }
@@ -143,7 +154,8 @@ pub unsafe extern "C" fn posix_memalign(place: *mut Pointer, alignment: usize, s
 }
 
 /// A function that gives a block in the place of another one.
-#[inline(always)]
+#[cold]
+#[inline(never)]
 fn moves(old: Pointer, size: usize, real: impl FnOnce() -> Pointer) -> Pointer {
     if is_idle() {
         return real();
@@ -167,8 +179,13 @@ fn moves(old: Pointer, size: usize, real: impl FnOnce() -> Pointer) -> Pointer {
 /// As `realloc`.
 pub unsafe extern "C" fn realloc(old: Pointer, size: usize) -> Pointer {
     let real = real!(Realloc, fn(Pointer, usize) -> Pointer);
+    let is_due = sampling::count(size);
     // SAFETY: as above.
-    sampling::moves(old, size, || moves(old, size, || unsafe { real(old, size) }))
+    let real = || unsafe { real(old, size) };
+    if is_due || sampling::is_suspect(old) || !is_idle() {
+        return sampling::moves(old, size, is_due, || moves(old, size, real));
+    }
+    real()
 }
 
 /// # Safety
@@ -184,20 +201,30 @@ pub unsafe extern "C" fn reallocarray(old: Pointer, count: usize, each: usize) -
 /// As `free`.
 pub unsafe extern "C" fn free(block: Pointer) {
     let real = real!(Free, fn(Pointer));
-    sampling::ends(block);
-    if !is_idle() && !block.is_null() {
-        let thread = thread::current();
-        // SAFETY: this thread's own words.
-        unsafe {
-            if (*thread).is_in_python != 0 {
-                (*thread).has_reached_native = 1;
-            } else if (*thread).is_in_native == 0 && (*thread).is_busy == 0 {
-                report(AllocatorCall::Free, block as usize, 0, 0, 0);
-            }
-        }
+    if sampling::is_suspect(block) || !is_idle() {
+        ends(block);
     }
     // SAFETY: as above.
     unsafe { real(block) }
+}
+
+/// A block is about to be freed.
+#[cold]
+#[inline(never)]
+fn ends(block: Pointer) {
+    sampling::ends(block);
+    if is_idle() || block.is_null() {
+        return;
+    }
+    let thread = thread::current();
+    // SAFETY: this thread's own words.
+    unsafe {
+        if (*thread).is_in_python != 0 {
+            (*thread).has_reached_native = 1;
+        } else if (*thread).is_in_native == 0 && (*thread).is_busy == 0 {
+            report(AllocatorCall::Free, block as usize, 0, 0, 0);
+        }
+    }
 }
 
 /// The hooks' addresses, for the table in `got.rs`.

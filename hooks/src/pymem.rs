@@ -219,13 +219,12 @@ fn entry(domain: usize, index: usize) -> Option<&'static Allocator> {
 /// may call our function with the context of the one before: then the first will do, which every chain ends in.
 #[inline(always)]
 fn below<const D: usize>(context: Pointer) -> Option<&'static Allocator> {
-    let first = BELOW.0[D][0].get() as usize;
-    let index = (context as usize).wrapping_sub(first) / size_of::<UnsafeCell<Option<Allocator>>>();
-    if index < USED[D].load(Ordering::Acquire) {
-        entry(D, index)
-    } else {
-        entry(D, 0)
-    }
+    let first = BELOW.0[D][0].get();
+    let offset = (context as usize).wrapping_sub(first as usize);
+    let used = USED[D].load(Ordering::Acquire) * size_of::<UnsafeCell<Option<Allocator>>>();
+    let entry = if offset < used { context.cast() } else { first };
+    // SAFETY: what lies in the entries in use is the context of one of our links; they were written before they were in use.
+    unsafe { (*entry).as_ref() }
 }
 
 /// Calls the allocator below, and says whether the call was the outermost one and reached the C library's allocator.
@@ -270,10 +269,21 @@ fn allocation(kind: AllocatorCall, address: Pointer, size: usize, has_reached_na
     }
 }
 
-/// A function that gives a block, or null.
+/// A function that gives a block, or null. Where nothing is to be done it is only called: the path of most calls.
 #[inline(always)]
 fn gives<const D: usize>(kind: AllocatorCall, size: usize, real: impl FnOnce() -> Pointer) -> Pointer {
-    let call = || {
+    let is_due = D != RAW && size <= sampling::python_limit() && sampling::count(size);
+    if is_due || !is_idle() {
+        reported::<D>(kind, size, is_due, real)
+    } else {
+        real()
+    }
+}
+
+#[cold]
+#[inline(never)]
+fn reported<const D: usize>(kind: AllocatorCall, size: usize, is_due: bool, real: impl FnOnce() -> Pointer) -> Pointer {
+    sampling::gives(size, is_due, || {
         if is_idle() {
             return real();
         }
@@ -282,12 +292,7 @@ fn gives<const D: usize>(kind: AllocatorCall, size: usize, real: impl FnOnce() -
             report::<D>(allocation(kind, block, size, reached));
         }
         block
-    };
-    if D != RAW && size <= sampling::python_limit() {
-        sampling::gives(size, call)
-    } else {
-        call()
-    }
+    })
 }
 
 unsafe extern "C" fn malloc<const D: usize>(context: Pointer, size: usize) -> Pointer {
@@ -314,16 +319,32 @@ unsafe extern "C" fn realloc<const D: usize>(context: Pointer, old: Pointer, siz
     };
     // SAFETY: as above.
     let real = || unsafe { (below.realloc)(below.context, old, size) };
-    if D == RAW {
+    let before = sampling::left();
+    let block = if !is_idle() || (D != RAW && sampling::is_suspect(old)) {
         moves::<D>(old, size, real)
     } else {
-        sampling::moves_in_python(old, size, || moves::<D>(old, size, real))
+        real()
+    };
+    // A block of the C library stays there, however small it becomes: then its bytes have been counted there.
+    let is_small = D != RAW && size <= sampling::python_limit();
+    if is_small && sampling::left() == before && sampling::count(size) {
+        sampling::given(block, size);
     }
+    block
 }
 
 /// A function that gives a block in the place of another one.
-#[inline(always)]
+#[cold]
+#[inline(never)]
 fn moves<const D: usize>(old: Pointer, size: usize, real: impl FnOnce() -> Pointer) -> Pointer {
+    if D == RAW {
+        moves_reported::<D>(old, size, real)
+    } else {
+        sampling::moves_suspect(old, size, || moves_reported::<D>(old, size, real))
+    }
+}
+
+fn moves_reported<const D: usize>(old: Pointer, size: usize, real: impl FnOnce() -> Pointer) -> Pointer {
     if is_idle() {
         return real();
     }
@@ -348,6 +369,17 @@ unsafe extern "C" fn free<const D: usize>(context: Pointer, block: Pointer) {
     let Some(below) = below::<D>(context) else { return };
     // SAFETY: as above.
     let real = || unsafe { (below.free)(below.context, block) };
+    if !is_idle() || (D != RAW && sampling::is_suspect(block)) {
+        ends::<D>(block, real);
+    } else {
+        real();
+    }
+}
+
+/// Frees a block with a function.
+#[cold]
+#[inline(never)]
+fn ends<const D: usize>(block: Pointer, real: impl FnOnce()) {
     if D != RAW {
         sampling::ends(block);
     }

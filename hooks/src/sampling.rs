@@ -137,9 +137,10 @@ fn forget_all() {
     }
 }
 
-/// Counts so many bytes; true if the distance has ended in them.
+/// Counts the bytes of a block that is requested; true if those that were left have ended in them: then the block is due to
+/// [`gives`] or [`moves`].
 #[inline(always)]
-fn count(size: usize) -> bool {
+pub fn count(size: usize) -> bool {
     let thread = thread::current();
     // SAFETY: this thread's own words, here and below.
     match unsafe { (*thread).left }.checked_sub(size as u64) {
@@ -152,16 +153,9 @@ fn count(size: usize) -> bool {
     }
 }
 
-/// A function that gives a block of this size, or null.
-#[inline(always)]
-pub fn gives(size: usize, call: impl FnOnce() -> Pointer) -> Pointer {
-    if count(size) { gives_sampled(size, call) } else { call() }
-}
-
-#[cold]
-#[inline(never)]
-fn gives_sampled(size: usize, call: impl FnOnce() -> Pointer) -> Pointer {
-    let sampled = draw(size);
+/// Calls a function that gives a block of this size, or null. `is_due`: as [`count`] says.
+pub fn gives(size: usize, is_due: bool, call: impl FnOnce() -> Pointer) -> Pointer {
+    let sampled = if is_due { draw(size) } else { None };
     let block = call();
     if let Some(sampled) = sampled {
         report(block, sampled);
@@ -169,30 +163,13 @@ fn gives_sampled(size: usize, call: impl FnOnce() -> Pointer) -> Pointer {
     block
 }
 
-/// A function that gives a block in the place of another one: a new block, and the end of the old one.
-#[inline(always)]
-pub fn moves(old: Pointer, size: usize, call: impl FnOnce() -> Pointer) -> Pointer {
-    let is_due = count(size);
-    if is_due || is_suspect(old) {
-        moves_sampled(old, size, is_due, call)
-    } else {
-        call()
-    }
-}
-
-#[cold]
-#[inline(never)]
-fn moves_sampled(old: Pointer, size: usize, is_due: bool, call: impl FnOnce() -> Pointer) -> Pointer {
-    let sampled = if is_due { draw(size) } else { None };
-    let block = moves_suspect(old, size, call);
-    if let Some(sampled) = sampled {
-        report(block, sampled);
-    }
-    block
+/// Calls a function that gives a block in the place of another one: a new block, and the end of the old one.
+pub fn moves(old: Pointer, size: usize, is_due: bool, call: impl FnOnce() -> Pointer) -> Pointer {
+    gives(size, is_due, || moves_suspect(old, size, call))
 }
 
 /// Calls a function that gives a block in the place of another one, and reports the end of the old one.
-fn moves_suspect(old: Pointer, size: usize, call: impl FnOnce() -> Pointer) -> Pointer {
+pub fn moves_suspect(old: Pointer, size: usize, call: impl FnOnce() -> Pointer) -> Pointer {
     // Before the call: another thread may be given the address before it returns.
     let number = take(old);
     let block = call();
@@ -207,45 +184,23 @@ fn moves_suspect(old: Pointer, size: usize, call: impl FnOnce() -> Pointer) -> P
     block
 }
 
-/// The same in a domain of Python, which may pass the call on to the C library.
-#[inline(always)]
-pub fn moves_in_python(old: Pointer, size: usize, call: impl FnOnce() -> Pointer) -> Pointer {
-    let is_small = size <= python_limit();
-    if old.is_null() && is_small {
-        return gives(size, call);
-    }
-    let before = left();
-    let block = if is_suspect(old) {
-        moves_suspect(old, size, call)
-    } else {
-        call()
-    };
-    // A block of the C library stays there, however small it becomes: then its bytes have been counted already.
-    if is_small && left() == before && count(size) {
-        let sampled = draw(size);
-        if let Some(sampled) = sampled {
-            report(block, sampled);
-        }
-    }
-    block
-}
-
-/// A block is about to be freed.
-#[inline(always)]
-pub fn ends(block: Pointer) {
-    if is_suspect(block) {
-        ends_suspect(block);
+/// A block has been given whose bytes have been counted just now, and were due.
+#[cold]
+#[inline(never)]
+pub fn given(block: Pointer, size: usize) {
+    if let Some(sampled) = draw(size) {
+        report(block, sampled);
     }
 }
 
+/// Whether a block may have been sampled.
 #[inline(always)]
-fn is_suspect(block: Pointer) -> bool {
+pub fn is_suspect(block: Pointer) -> bool {
     COUNTS[hash(block)].load(Ordering::Relaxed) != 0
 }
 
-#[cold]
-#[inline(never)]
-fn ends_suspect(block: Pointer) {
+/// A block is about to be freed.
+pub fn ends(block: Pointer) {
     if let Some(number) = take(block) {
         with_sampler(|sampler| sampler.on_end(number));
     }
@@ -259,7 +214,7 @@ pub fn python_limit() -> usize {
 
 /// Bytes that this thread may still allocate until it looks again.
 #[inline(always)]
-fn left() -> u64 {
+pub fn left() -> u64 {
     // SAFETY: this thread's own words.
     unsafe { (*thread::current()).left }
 }
