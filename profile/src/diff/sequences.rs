@@ -1,6 +1,7 @@
 //! How often a comparison is right that goes on until it knows the answer: sequences drawn from recorded runs.
 //!
-//! `SEQUENCES=10000 cargo test -p nativeprof-profile sequences -- --nocapture` draws so many, and prints what came of them.
+//! `SEQUENCES=10000 cargo test -p nativeprof-profile sequences -- --nocapture` draws so many, fewer of those that never end before
+//! the time is over, and prints what came of them.
 
 use super::sequential::Looks;
 use super::tests::{BY_SHARE, Dice, profile};
@@ -13,6 +14,8 @@ const LIMIT: f64 = 0.05;
 const MAX_TIME: f64 = 180.0;
 /// Runs of each side before the first look.
 const FIRST: usize = 5;
+/// Sequences by default.
+const SEQUENCES: usize = 20;
 /// As `compare` has them: so many times the runs after which growth was seen are made to find a part that has less of all.
 const RUNS_TO_NAME: usize = 3;
 const PART: f64 = 0.9;
@@ -287,9 +290,12 @@ fn ends(sequences: usize, growth: Growth, limit: f64) -> Vec<End> {
     ends
 }
 
-fn sequences(default: usize) -> usize {
-    let wanted = std::env::var("SEQUENCES").ok().and_then(|text| text.parse().ok());
-    wanted.unwrap_or(default)
+/// How many to draw where so many are drawn of [`SEQUENCES`].
+fn sequences(number: usize) -> usize {
+    let wanted = std::env::var("SEQUENCES")
+        .ok()
+        .and_then(|text| text.parse::<usize>().ok());
+    number * wanted.unwrap_or(SEQUENCES) / SEQUENCES
 }
 
 #[test]
@@ -297,14 +303,17 @@ fn equal_programs_pass_and_slower_ones_are_found() {
     let (tree, _) = recorded();
     let share =
         |ends: &[End], of: &dyn Fn(&End) -> bool| ends.iter().filter(|end| of(end)).count() as f64 / ends.len() as f64;
-    for (number, growth, limit) in [(40, Growth::None, LIMIT), (8, Growth::None, 0.0)] {
+    for (number, growth, limit) in [(SEQUENCES, Growth::None, LIMIT), (2, Growth::None, 0.0)] {
         let equal = ends(sequences(number), growth, limit);
         assert!(share(&equal, &|end| end.gate == Gate::Grown) <= 0.01);
     }
-    let slower = ends(sequences(40), Growth::All(0.1), LIMIT);
+    let slower = ends(sequences(SEQUENCES), Growth::All(0.1), LIMIT);
     assert!(share(&slower, &End::is_seen_soon) >= 0.95);
     // A tenth of all time more, in one function; then a tenth of its own.
-    for (number, growth, limit) in [(40, Growth::Function(0.6), LIMIT), (8, Growth::Function(0.1), 0.0)] {
+    for (number, growth, limit) in [
+        (SEQUENCES, Growth::Function(0.6), LIMIT),
+        (3, Growth::Function(0.1), 0.0),
+    ] {
         let slower = ends(sequences(number), growth, limit);
         let is_found = |end: &End| end.gate == Gate::Grown && end.names_first(&tree);
         assert!(share(&slower, &is_found) >= 0.9);
