@@ -30,6 +30,7 @@ const OPTIONS: SamplingOptions = SamplingOptions {
         wakers: false,
     },
     children: false,
+    interval: 0,
     workers: false,
     spans: false,
     host: None,

@@ -23,6 +23,8 @@ const LOAD: &str = "cannot load the BPF programs for resident memory";
 const MAX_SPACES: u32 = 256;
 /// ... and those of one process, which may execute other programs: the last one is still there while the next one begins.
 const SPACES_OF_ONE: u32 = 8;
+/// `SPACE_CELLS` of it.
+const SPACE_CELLS: u32 = 4096;
 /// `GAP_BITS` of it.
 const GAP_BITS: u32 = 12;
 /// Kinds of memory that the kernel counts: of files, anonymous, swap entries, shared.
@@ -70,7 +72,7 @@ pub fn spaces(children: bool) -> u32 {
 pub struct Rss {
     spaces: Array<MapData, Space>,
     parts: PerCpuArray<MapData, SpacePart>,
-    cells: Array<MapData, [u64; 2]>,
+    cells: Array<MapData, [u64; 4]>,
     lost: PerCpuArray<MapData, u64>,
     /// `Rss` of `smaps_rollup` when a process began to be observed, bytes; `None`: it could not be read.
     measured: FxHashMap<Pid, Option<u64>>,
@@ -230,7 +232,7 @@ impl Rss {
                 continue;
             }
             // First, so that nothing more is counted.
-            self.forget_cell(at);
+            self.forget_cell(space[0]);
             let Ok(parts) = self.parts.get(&at, 0) else { continue };
             taken.push(account(pid, &space, &parts));
             let zero = PerCpuValues::try_from(vec![[0; size_of::<SpacePart>() / 8]; parts.len()]);
@@ -240,14 +242,12 @@ impl Rss {
         taken
     }
 
-    fn forget_cell(&mut self, space: u32) {
-        for at in 0..self.cells.len() {
-            if let Ok([mm, number]) = self.cells.get(&at, 0)
-                && mm != 0
-                && number == u64::from(space)
-            {
-                let _ = self.cells.set(at, [0, 0], 0); // it is there
-            }
+    /// Removes an address space from the cell that it is found by.
+    fn forget_cell(&mut self, mm: u64) {
+        let at = (mm >> 6 ^ mm >> 18) as u32 % SPACE_CELLS;
+        if let Ok([first, second, a, b]) = self.cells.get(&at, 0) {
+            let left = |other: u64| if other == mm { 0 } else { other };
+            let _ = self.cells.set(at, [left(first), left(second), a, b], 0); // it is there
         }
     }
 }

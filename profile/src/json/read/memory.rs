@@ -26,3 +26,46 @@ pub fn read(map: &mut Map<String, Value>) -> ResidentMemory {
         shared: changes("shared"),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::json;
+    use crate::model::{Frame, FrameKind, Meta, Node, Profile};
+
+    #[test]
+    fn accounts_are_read_as_they_were_written() {
+        let changes = |n: u64| MemoryChanges {
+            start: n,
+            grown: n + 1,
+            returned: n + 2,
+            grown_by_others: n + 3,
+            returned_by_others: n + 4,
+        };
+        let account = ResidentMemory {
+            pid: 7,
+            measured: Some((1, 2)),
+            anonymous: changes(10),
+            file: changes(20),
+            shared: changes(30),
+        };
+        let ended = ResidentMemory {
+            measured: None,
+            ..account
+        };
+        let profile = Profile {
+            meta: Meta {
+                memory: vec![account, ended],
+                ..Meta::default()
+            },
+            frames: vec![Frame::new(FrameKind::Root, "root")],
+            nodes: vec![Node::new(0, 0)],
+            ..Profile::default()
+        };
+        let mut bytes = Vec::new();
+        json::write(&profile, &mut bytes).expect("a vector can be written");
+        let read = json::read(&bytes).expect("what was written can be read");
+        assert_eq!(read.meta.memory, profile.meta.memory);
+        assert_eq!(account.total().end(), 60 + 63 + 69 - 66 - 72);
+    }
+}

@@ -66,7 +66,7 @@ struct files_struct {
 } __attribute__((preserve_access_index));
 
 struct task_struct___memory {
-	void *mm;
+	void *mm, *stack;
 	struct files_struct *files;
 	int pid, tgid;
 } __attribute__((preserve_access_index));
@@ -131,10 +131,10 @@ struct {
 	__type(value, struct space_part);
 } SPACE_PARTS SEC(".maps");
 
-// Which address space has which place in SPACES. Two cells for each, by its address.
+// Which address space has which place in SPACES, by its address. Nearly all reports of a machine end here.
 struct space_cell {
-	__u64 mm;
-	__u64 index;
+	__u64 mm[2];
+	__u64 index[2];
 };
 
 struct {
@@ -155,7 +155,7 @@ struct {
 // The last page fault on this CPU; and a word of the CPU's own memory, to find out where that is.
 struct fault {
 	__u64 address;
-	__u64 tid;
+	__u64 stack;              // address on the thread's kernel stack, by which it is known
 };
 
 struct {
@@ -192,11 +192,11 @@ static __always_inline __u32 space_number(__u64 mm)
 	__u32 at = cell_of(mm);
 	struct space_cell *cell = bpf_map_lookup_elem(&SPACE_CELL, &at);
 
-	if (cell && cell->mm == mm)
-		return cell->index + 1;
-	at ^= 1;
-	cell = bpf_map_lookup_elem(&SPACE_CELL, &at);
-	return cell && cell->mm == mm ? cell->index + 1 : 0;
+	if (!cell)
+		return 0;
+	if (cell->mm[0] == mm)
+		return cell->index[0] + 1;
+	return cell->mm[1] == mm ? cell->index[1] + 1 : 0;
 }
 
 // An address space has gone: its address may be used again.
@@ -205,12 +205,10 @@ static __always_inline void forget_cell(__u64 mm)
 	__u32 at = cell_of(mm);
 	struct space_cell *cell = bpf_map_lookup_elem(&SPACE_CELL, &at);
 
-	if (cell && cell->mm != mm) {
-		at ^= 1;
-		cell = bpf_map_lookup_elem(&SPACE_CELL, &at);
-	}
-	if (cell && cell->mm == mm)
-		cell->mm = 0;
+	if (cell && cell->mm[0] == mm)
+		cell->mm[0] = 0;
+	else if (cell && cell->mm[1] == mm)
+		cell->mm[1] = 0;
 }
 
 // Bytes to the next point of the clock: between two entries of the table.
@@ -325,11 +323,7 @@ __noinline int begin_space(__u64 mm, __u32 pid)
 	if (space_number(mm))
 		return SPACE_BEGUN;
 	cell = bpf_map_lookup_elem(&SPACE_CELL, &at);
-	if (cell && cell->mm) {
-		at ^= 1;
-		cell = bpf_map_lookup_elem(&SPACE_CELL, &at);
-	}
-	if (!cell || cell->mm)
+	if (!cell || (cell->mm[0] && cell->mm[1]))
 		return SPACE_NO_ROOM;
 	for (i = 0; i < MAX_SPACES; i++) {
 		index = i;
@@ -354,8 +348,13 @@ __noinline int begin_space(__u64 mm, __u32 pid)
 			return begun;
 		}
 	}
-	cell->index = index;
-	cell->mm = mm;
+	if (!cell->mm[0]) {
+		cell->index[0] = index;
+		cell->mm[0] = mm;
+	} else {
+		cell->index[1] = index;
+		cell->mm[1] = mm;
+	}
 	return SPACE_BEGUN;
 }
 
@@ -414,7 +413,7 @@ int user_fault(struct bpf_raw_tracepoint_args *ctx)
 
 	if (last) {
 		last->address = ctx->args[0];
-		last->tid = (__u32)bpf_get_current_pid_tgid();
+		last->stack = ctx->args[1]; // the registers
 	}
 	return 0;
 }
@@ -676,7 +675,8 @@ int rss_changed(struct bpf_raw_tracepoint_args *ctx)
 	fault = bpf_map_lookup_elem(&LAST_FAULT, &zero);
 	if (!facts || !fault)
 		return 0;
-	if (fault->tid == (__u32)bpf_get_current_pid_tgid())
+	task = (void *)bpf_get_current_task();
+	if (fault->stack - (__u64)BPF_CORE_READ(task, stack) < KERNEL_STACK)
 		address = fault->address;
 	current_call(facts, &call);
 	if (pages < 0) {
