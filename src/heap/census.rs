@@ -423,8 +423,8 @@ fn find_owners(heap: &PythonHeap, memory: &dyn Memory, present: &Present, large:
     found
 }
 
-/// The rows of the types, with the large buffers that their objects own. Those whose owner was not met may be of any type that can
-/// have such buffers, unless everything was read.
+/// The rows of the types, with the large buffers that their objects own. Those whose owner was not met may be of any
+/// type that can have such buffers, unless everything was read.
 fn type_uses(python: &PythonCensus, large: &[LargeUse], mut found: OwnedBlocks) -> Vec<TypeUse> {
     let unmet = large.iter().filter(|block| block.owner == Owner::Unknown);
     let unmet: u64 = if python.is_full {

@@ -1,8 +1,9 @@
 //! Divides the resident memory of a process into parts that sum to it.
 //!
-//! Each mapping's resident bytes come from `smaps`. What is known of ranges inside of mappings (arenas, stacks) comes in as
-//! [`Claim`]s; what nobody claims is of the mapping's kind. The process runs meanwhile, so the pages of a claim, which are looked up
-//! a little later, may be more than the mapping had: then all of its claims are reduced in proportion.
+//! Each mapping's resident bytes come from `smaps`. What is known of ranges inside of mappings (arenas, stacks) comes
+//! in as [`Claim`]s; what nobody claims is of the mapping's kind. The process runs meanwhile, so the pages of a claim,
+//! which are looked up a little later, may be more than the mapping had: then all of its claims are reduced in
+//! proportion.
 
 use std::collections::BTreeMap;
 use std::ops::Range;

@@ -322,7 +322,8 @@ pub fn stack_end(pid: Pid) -> u64 {
     stat_field(pid, 28).unwrap_or(0)
 }
 
-/// Size of the stack that a new thread gets by default, bytes: the soft limit in `/proc/PID/limits`. `None`: unlimited, or unknown.
+/// Size of the stack that a new thread gets by default, bytes: the soft limit in `/proc/PID/limits`. `None`: unlimited,
+/// or unknown.
 pub fn stack_limit(pid: Pid) -> Option<u64> {
     let text = read_text(format!("/proc/{pid}/limits")).ok()?;
     let values = text.lines().find_map(|line| line.strip_prefix("Max stack size"))?;

@@ -1,5 +1,6 @@
-//! Chunks with a mapping of their own (`sysmalloc_mmap`): the kernel joins them with their neighbours, so one mapping may have many,
-//! and arenas of others in between. Each begins with its page: no chunk before it, and a size of whole pages with one flag.
+//! Chunks with a mapping of their own (`sysmalloc_mmap`): the kernel joins them with their neighbours, so one mapping
+//! may have many, and arenas of others in between. Each begins with its page: no chunk before it, and a size of whole
+//! pages with one flag.
 
 use std::ops::Range;
 

@@ -1,8 +1,9 @@
 //! The chunks of a heap, one after the other.
 //!
-//! A chunk has its size, with three flags, at its address + 8; the next chunk follows it, and the first flag there says whether this
-//! one is in use. The walk reads large windows and only goes up, so it ends. The process runs meanwhile: where a size makes no sense,
-//! the window is read again; if that does not help, the walk goes on where several chunks in a row make sense.
+//! A chunk has its size, with three flags, at its address + 8; the next chunk follows it, and the first flag there says
+//! whether this one is in use. The walk reads large windows and only goes up, so it ends. The process runs meanwhile:
+//! where a size makes no sense, the window is read again; if that does not help, the walk goes on where several chunks
+//! in a row make sense.
 
 use std::ops::Range;
 

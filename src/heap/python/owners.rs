@@ -13,8 +13,9 @@ const BATCH: usize = 64;
 const LEAVES: [&[u8]; 5] = [b"int", b"float", b"complex", b"str", b"bytes"];
 
 impl PythonHeap {
-    /// Finds objects of Python's own memory that have the address of one of these blocks (ascending) in them. Returns the names of
-    /// their types by block; of several objects the first one counts. mimalloc's pages are not searched. `is_over` ends it.
+    /// Finds objects of Python's own memory that have the address of one of these blocks (ascending) in them. Returns
+    /// the names of their types by block; of several objects the first one counts. mimalloc's pages are not searched.
+    /// `is_over` ends it.
     pub fn owners(
         &self,
         memory: &dyn Memory,

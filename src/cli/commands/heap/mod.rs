@@ -42,8 +42,8 @@ impl Report {
     }
 }
 
-/// Writes the account of a process's memory to standard output; with `--every` again and again, until the process exits, a signal ends
-/// it, or nobody reads on.
+/// Writes the account of a process's memory to standard output; with `--every` again and again, until the process
+/// exits, a signal ends it, or nobody reads on.
 ///
 /// # Errors
 /// `NoSuchProcess`, `NotPermitted`, `Unsupported`.
