@@ -106,7 +106,7 @@ impl State<'_> {
         } else {
             is_chunk_address(smaps, top)
         };
-        system <= most && system % PAGE == 0 && next != 0 && has_top && self.empty_bins(smaps).is_some()
+        system <= most && system.is_multiple_of(PAGE) && next != 0 && has_top && self.empty_bins(smaps).is_some()
     }
 }
 
@@ -309,7 +309,8 @@ fn heaps(target: &Target, state: &State) -> Option<Arena> {
     let mut heap = top - top % HEAP_SIZE;
     for _ in 0..MAX_HEAPS {
         let size = memory.u64(heap.checked_add(HEAP_BYTES)?)?;
-        let is_sound = memory.u64(heap + HEAP_ARENA)? == state.address && size <= HEAP_SIZE && size % PAGE == 0;
+        let is_sound =
+            memory.u64(heap + HEAP_ARENA)? == state.address && size <= HEAP_SIZE && size.is_multiple_of(PAGE);
         let has_top = (heap..heap.saturating_add(size)).contains(&top);
         if !is_sound || has_top && top + chunk_size(target, top)? != heap + size {
             return None;
@@ -330,7 +331,7 @@ fn heaps(target: &Target, state: &State) -> Option<Arena> {
             return Some(arena);
         }
         heap = memory.u64(heap + HEAP_PREVIOUS)?;
-        if heap % HEAP_SIZE != 0 || arena.segments.iter().any(|segment| segment.range.start == heap) {
+        if !heap.is_multiple_of(HEAP_SIZE) || arena.segments.iter().any(|segment| segment.range.start == heap) {
             return None;
         }
     }
@@ -362,7 +363,7 @@ pub fn quick_free(target: &Target, arena: &Arena) -> u64 {
             bytes += size;
             // Since glibc 2.32 a link is changed by its own address (`PROTECT_PTR`).
             let plain = next ^ (at + HEADER) >> 12;
-            let is_link = |link: u64| link == 0 || link % HEADER == 0;
+            let is_link = |link: u64| link == 0 || link.is_multiple_of(HEADER);
             at = if is_link(plain) { plain } else { next };
         }
     }

@@ -67,6 +67,6 @@ fn find_in(target: &Target, area: &Area, taken: &[Range<u64>], chunks: &mut Vec<
 fn size(head: &[u8; 16], room: u64) -> Option<u64> {
     let word = |at: usize| Some(u64::from_le_bytes(*head.get(at..)?.first_chunk()?));
     let size = word(8)? & !7;
-    let is_chunk = word(0)? == 0 && word(8)? & 7 == FLAG && size > 0 && size % PAGE == 0 && size <= room;
+    let is_chunk = word(0)? == 0 && word(8)? & 7 == FLAG && size > 0 && size.is_multiple_of(PAGE) && size <= room;
     is_chunk.then_some(size)
 }

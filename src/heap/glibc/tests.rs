@@ -197,7 +197,8 @@ fn pages_that_are_not_in_memory_are_not_read() {
 #[test]
 fn another_layout_is_refused() {
     let shifted = |words: &Words, by: u64| Words(words.0.iter().map(|(at, word)| (at + by, *word)).collect());
-    let cases: [(&str, Box<dyn Fn(&mut Words)>); 8] = [
+    type Change = Box<dyn Fn(&mut Words)>;
+    let cases: [(&str, Change); 8] = [
         ("a bin that is no list", Box::new(|words| words.set(MAIN + 112 + 16, 7))),
         ("no next arena", Box::new(|words| words.set(MAIN + 2160, 0))),
         ("a top in no memory", Box::new(|words| words.set(MAIN + 96, 0x1000))),

@@ -116,7 +116,7 @@ impl<'a> Walk<'a> {
         let (mut resumptions, mut steps) = (0, 0u64);
         while at < end {
             steps += 1;
-            if steps % TURN == 0 && self.target.is_over() {
+            if steps.is_multiple_of(TURN) && self.target.is_over() {
                 break;
             }
             let Some((size, flags)) = self.chunk(at) else {
@@ -177,7 +177,8 @@ impl<'a> Walk<'a> {
     fn size(&self, at: u64, word: u64) -> Option<u64> {
         let size = word & !FLAGS;
         let is_top = self.segment.top == Some(at);
-        let is_sound = size % HEADER == 0 && (size >= MIN_CHUNK || is_top && size > 0) && word & IS_MAPPED == 0;
+        let is_sound =
+            size.is_multiple_of(HEADER) && (size >= MIN_CHUNK || is_top && size > 0) && word & IS_MAPPED == 0;
         // A chunk does not reach into the last one.
         let end = match self.segment.top {
             Some(top) if at < top => top,
@@ -206,7 +207,8 @@ impl<'a> Walk<'a> {
         let end = self.window_start + self.window.len() as u64;
         let has_all = self.window_start <= at && at.checked_add(length)? <= end;
         // At the end of what is in memory, the window cannot be larger.
-        let has_rest = (self.window_start..end).contains(&at) && end % PAGE == 0 && !self.target.present.has(end, 1);
+        let has_rest =
+            (self.window_start..end).contains(&at) && end.is_multiple_of(PAGE) && !self.target.present.has(end, 1);
         if !has_all && !has_rest {
             let follows = at.checked_sub(self.window_start) <= Some(self.window.len() as u64 + MIN_WINDOW);
             self.next_window = if follows && !self.window.is_empty() {
@@ -254,7 +256,7 @@ impl<'a> Walk<'a> {
         let mut steps = 0u64;
         while at < end {
             steps += 1;
-            if steps % TURN == 0 && self.target.is_over() {
+            if steps.is_multiple_of(TURN) && self.target.is_over() {
                 return None;
             }
             if !self.target.present.has(at, HEADER) {
