@@ -22,7 +22,7 @@ pub struct PyThreadState {
 }
 
 /// The interpreters of a process, newest first. Bounded.
-fn interpreters<'a>(memory: &'a dyn Memory, python: &Interpreter) -> impl Iterator<Item = u64> + use<'a> {
+pub fn interpreters<'a>(memory: &'a dyn Memory, python: &Interpreter) -> impl Iterator<Item = u64> + use<'a> {
     let (runtime, l) = (python.runtime, python.layout);
     let word = |offset: u32| (offset != 0).then(|| word_at(memory, runtime, offset)).flatten();
     // Where the list's head has no symbol (3.6): the interpreter of the running thread.

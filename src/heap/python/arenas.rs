@@ -1,7 +1,7 @@
 //! Finds the arenas of Python's allocator without symbols.
 //!
 //! The allocator keeps them in one array, whose address lies in the data of the interpreter's file: a variable of its own up to
-//! 3.11, inside of `_PyRuntime` in 3.12, in `obmalloc_state_main` from 3.13 on. Each word there that could be this address is
+//! 3.11, inside of `_PyRuntime` in 3.12, in `obmalloc_state_main` from 3.13 on. Subinterpreters may have one each. Each word there that could be this address is
 //! tried. An array is right if the first pools of its arenas say, each in its own header, which entry they belong to.
 //!
 //! `struct arena_object`: Objects/obmalloc.c, v3.8.18 to v3.11.7; Include/internal/pycore_obmalloc.h, v3.12.1 to v3.15.0.
@@ -28,6 +28,11 @@ const WITNESSES: usize = 16;
 const MAX_POOLS: u64 = 256;
 /// Bytes of the interpreter's data that are searched at most. Debian's 3.11 has 2 MB.
 const MAX_DATA: u64 = 64 << 20;
+/// Bytes of the state of a subinterpreter that are searched at most. In 3.12 it has some 390 KiB, with the allocator's state inside; from
+/// 3.13 on it points to that.
+const MAX_STATE: u64 = 512 << 10;
+/// `mgmt.arenas` in `struct _obmalloc_state`, behind the table of pools.
+const STATE_ARENAS: u64 = 512;
 /// Words of it that are tried at most.
 const MAX_CANDIDATES: usize = 1 << 17;
 
@@ -94,17 +99,24 @@ impl<'a> Areas<'a> {
     }
 }
 
-/// Finds all arenas that the words of these parts of memory lead to, in ascending order. `pool`: bytes of a pool.
-pub fn find(memory: &dyn Memory, areas: &Areas, data: &[Range<u64>], pool: u32) -> Vec<Arena> {
+/// Finds all arenas that the words of these parts of memory lead to, in ascending order: of the interpreter's data, and of the states of
+/// its subinterpreters. `pool`: bytes of a pool.
+pub fn find(memory: &dyn Memory, areas: &Areas, data: &[Range<u64>], states: &[u64], pool: u32) -> Vec<Arena> {
     let mut search = Search {
         memory,
         areas,
         pool: pool.into(),
         tried: FxHashSet::default(),
+        tried_states: FxHashSet::default(),
         found: Vec::new(),
     };
     for part in data {
-        search.try_words_of(part.clone());
+        search.each_word(part.clone(), Search::try_array);
+    }
+    for state in states {
+        let part = *state..state.saturating_add(MAX_STATE);
+        search.each_word(part.clone(), Search::try_array);
+        search.each_word(part, Search::try_state);
     }
     let mut found = search.found;
     found.sort_by_key(|arena| arena.range.start);
@@ -124,11 +136,13 @@ struct Search<'a> {
     areas: &'a Areas<'a>,
     pool: u64,
     tried: FxHashSet<u64>,
+    tried_states: FxHashSet<u64>,
     found: Vec<Arena>,
 }
 
 impl Search<'_> {
-    fn try_words_of(&mut self, part: Range<u64>) {
+    /// Calls `attempt` with each word that can be read.
+    fn each_word(&mut self, part: Range<u64>, attempt: fn(&mut Self, u64)) {
         let mut bytes = vec![0; PAGE as usize];
         let mut at = part.start;
         while at < part.end {
@@ -136,10 +150,22 @@ impl Search<'_> {
             let Some(page) = bytes.get_mut(..length) else { return };
             if self.memory.read(at, page) {
                 for word in page.chunks_exact(8) {
-                    self.try_array(u64_at(word, 0).unwrap_or(0));
+                    attempt(self, u64_at(word, 0).unwrap_or(0));
                 }
             }
-            at += length as u64;
+            at = at.saturating_add(length as u64);
+        }
+    }
+
+    /// Takes the arenas of an allocator's state at an address, if there is one.
+    fn try_state(&mut self, at: u64) {
+        if at % 16 != 0 || self.tried_states.len() >= MAX_CANDIDATES || !self.areas.is_heap(at) {
+            return;
+        }
+        if self.tried_states.insert(at)
+            && let Some(array) = at.checked_add(STATE_ARENAS).and_then(|at| self.memory.u64(at))
+        {
+            self.try_array(array);
         }
     }
 
@@ -276,7 +302,7 @@ mod tests {
         let mappings = mappings();
         let areas = Areas::new(&mappings);
         let data = areas.data_of(DATA + 8);
-        find(memory, &areas, &data, POOL)
+        find(memory, &areas, &data, &[], POOL)
             .iter()
             .map(|arena| arena.range.start)
             .collect()
@@ -306,7 +332,10 @@ mod tests {
             pools: 3,
             in_use: 2,
         };
-        assert_eq!(find(&memory, &areas, &areas.data_of(DATA + 0x2008), POOL), [expected]);
+        assert_eq!(
+            find(&memory, &areas, &areas.data_of(DATA + 0x2008), &[], POOL),
+            [expected]
+        );
     }
 
     #[test]
@@ -361,5 +390,27 @@ mod tests {
         memory.words(ALLOCATED, &[0; 0x3000]);
         assert!(found(&memory).is_empty());
         assert!(memory.reads.get() < 3 * words.len(), "{}", memory.reads.get());
+    }
+
+    /// The second interpreter has an allocator's state inside of its own, the third one points to it.
+    #[test]
+    fn subinterpreters_have_arenas_of_their_own() {
+        let mappings = mappings();
+        let areas = Areas::new(&mappings);
+        let mut memory = memory(&[at(0)], 16);
+        for (number, arena) in [(1, at(4)), (2, at(6))] {
+            let array = ALLOCATED + 0x8000 * number;
+            memory.words(array, &entries(&[(arena, 2)]));
+            memory.words(array + 48, &[0; 100]);
+            memory.write(arena, &pool(arena, 0, 64, 8, &[]));
+        }
+        let (inside, apart) = (ALLOCATED + 0x2_0000, ALLOCATED + 0x4_0000);
+        memory.words(inside + 0x1008, &[ALLOCATED + 0x8000]);
+        memory.words(apart + 0x2000, &[apart + 0x3000]);
+        memory.words(apart + 0x3000 + STATE_ARENAS, &[ALLOCATED + 0x1_0000]);
+        let data = areas.data_of(DATA);
+        let found = find(&memory, &areas, &data, &[inside, apart, u64::MAX - 100], POOL);
+        let starts: Vec<u64> = found.iter().map(|arena| arena.range.start).collect();
+        assert_eq!(starts, [at(0), at(4), at(6)]);
     }
 }

@@ -35,6 +35,9 @@ const MAX_LARGE: usize = 1 << 18;
 /// Bytes of the largest blocks that are read in full, and of what is read of larger ones.
 const MAX_READ_BLOCK: u64 = 8 << 10;
 const HEAD: usize = 256;
+/// Bytes ahead of the data of a block in debug builds, and of all that is added to it.
+const DEBUG_HEADER: usize = 16;
+const DEBUG_BYTES: u64 = 24;
 /// Elapsed time, in multiples of the CPU time that is allowed: a machine may have other work.
 const PATIENCE: u32 = 5;
 
@@ -134,6 +137,7 @@ pub struct Counter<'a> {
     used: Quantity,
     idle: Quantity,
     torn: u64,
+    has_debug_headers: bool,
     has_read_all: bool,
     is_truncated: bool,
     /// Of a type of which some objects are wanted.
@@ -163,6 +167,7 @@ impl<'a> Counter<'a> {
             used: Quantity::default(),
             idle: Quantity::default(),
             torn: 0,
+            has_debug_headers: false,
             has_read_all: false,
             is_truncated: false,
             instances: None,
@@ -334,7 +339,8 @@ impl<'a> Counter<'a> {
             let block = bytes
                 .get(start..start.saturating_add(size as usize))
                 .unwrap_or_default();
-            let is_object = may_be_objects && self.count_block(at.saturating_add(offset), size, block).is_some();
+            let (data_at, data) = self.data_of(at.saturating_add(offset), block);
+            let is_object = may_be_objects && self.count_block(data_at, size, data).is_some();
             if !is_object && let Some(others) = self.others.get_mut(row) {
                 others.add(1, size);
             }
@@ -430,6 +436,19 @@ impl<'a> Counter<'a> {
         self.in_use.exact += resident;
         self.used.exact += used;
         self.idle.exact += resident - used;
+    }
+
+    /// What the program has of a block at an address, and its address. Debug builds, and `PYTHONMALLOC=debug`, put the size ahead of it,
+    /// a letter for the kind of memory and the byte 0xfd seven times (`_PyMem_DebugRawAlloc`, Objects/obmalloc.c, v3.8.18 to v3.15.0).
+    fn data_of<'b>(&mut self, at: u64, head: &'b [u8]) -> (u64, &'b [u8]) {
+        match head.get(8..DEBUG_HEADER) {
+            Some([b'm' | b'o' | b'r', 0xfd, 0xfd, 0xfd, 0xfd, 0xfd, 0xfd, 0xfd]) => {
+                self.has_debug_headers = true;
+                let data = head.get(DEBUG_HEADER..).unwrap_or_default();
+                (at.saturating_add(DEBUG_HEADER as u64), data)
+            }
+            _ => (at, head),
+        }
     }
 
     /// Counts a block, if it is an object. Returns the index of its type.
@@ -538,6 +557,7 @@ impl<'a> Counter<'a> {
     /// Bytes of the block that a buffer has in Python's own memory. `None`: it has none there.
     fn block_size(&self, bytes: u64) -> Option<u64> {
         match self.heap.allocator {
+            Allocator::Pools(_) if self.has_debug_headers => block_size(bytes.saturating_add(DEBUG_BYTES)),
             Allocator::Pools(_) => block_size(bytes),
             Allocator::Pages(_) => Some(mimalloc::block_size(bytes)),
         }
@@ -564,6 +584,7 @@ impl<'a> Counter<'a> {
     /// Counts a block of the C heap, if it is an object. `size`: what the program may use of it; `head`: its first bytes, 128 at least
     /// if it has so many. Returns whether it is an object.
     pub fn count_c_block(&mut self, at: u64, size: u64, head: &[u8]) -> bool {
+        let (at, head) = self.data_of(at, head);
         self.count_block(at, size, head).is_some()
     }
 
@@ -580,6 +601,7 @@ impl<'a> Counter<'a> {
 
     /// Counts a block that was not drawn, because all of its kind are looked at. Returns the name of its type if it is an object.
     pub fn count_known_block(&mut self, size: u64, head: &[u8]) -> Option<&[u8]> {
+        let (_, head) = self.data_of(0, head);
         let (index, _) = self.types.classify(head, size)?;
         let row = self.row(index)?;
         row.count.exact += 1;

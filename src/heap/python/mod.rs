@@ -20,6 +20,7 @@ use std::time::Duration;
 use crate::cpython::Runtime;
 use crate::cpython::heap_layout::HeapLayout;
 use crate::cpython::object_layout::ObjectLayout;
+use crate::cpython::thread_states;
 use crate::cpython_layout::Interpreter;
 use crate::heap::estimate::Estimate;
 use crate::process::maps::Mapping;
@@ -44,6 +45,9 @@ use types::Placement;
 
 /// Owned buffers of so many bytes or more are listed one by one, and not estimated: few of them may have most of the memory.
 pub const LARGE: u64 = 64 << 10;
+
+/// Interpreters of one process whose arenas are searched for at most.
+const MAX_INTERPRETERS: usize = 64;
 
 /// Which pages of a process are in memory.
 pub trait ResidentPages {
@@ -114,7 +118,12 @@ pub fn find(
     } else {
         let areas = Areas::new(mappings);
         let data = areas.data_of(interpreter.runtime);
-        let pools = arenas::find(memory, &areas, &data, layout.pool);
+        let interpreters: Vec<u64> = thread_states::interpreters(memory, interpreter)
+            .take(MAX_INTERPRETERS)
+            .collect();
+        // The only one has its arenas in the interpreter's data.
+        let states = if interpreters.len() > 1 { &interpreters[..] } else { &[] };
+        let pools = arenas::find(memory, &areas, &data, states, layout.pool);
         let arenas = pools.iter().map(|arena| arena.range.clone()).collect();
         (arenas, Allocator::Pools(pools))
     };
