@@ -65,6 +65,8 @@ pub struct Census {
     pub glibc: Option<Glibc>,
     /// Blocks of the C heap of [`LARGE`] bytes and more, the largest first.
     pub large: Vec<LargeUse>,
+    /// All of Python's heap was read, or searched, for their owners.
+    pub has_all_owners: bool,
     /// Of the type that was asked for; `None`: there is no Python.
     pub sample: Option<ObjectSample>,
     /// What could not be told, and why.
@@ -264,8 +266,10 @@ impl Census {
                 notes.push("there are more types or large buffers than are counted".into());
             }
         }
+        let is_full = python.as_ref().is_some_and(|python| python.is_full);
         Ok(Census {
             account,
+            has_all_owners: is_full || options.owners && heap.is_some(),
             interpreter: interpreter.map(|found| found.text),
             python: python.map(|python| Pools {
                 all: python.pools,

@@ -139,13 +139,12 @@ fn types(census: &Census, style: &TerminalStyle) -> String {
 /// Large blocks by what they belong to.
 fn large(census: &Census, style: &TerminalStyle) -> String {
     let mut groups: BTreeMap<String, (u64, u64)> = BTreeMap::new();
-    let is_full = census.python.is_some_and(|pools| pools.is_full);
     for block in &census.large {
         let name = match &block.owner {
             Owner::Itself(name) => format!("objects of {}", String::from_utf8_lossy(name)),
             Owner::Object(name) => format!("owned by {}", String::from_utf8_lossy(name)),
             Owner::Unknown if census.python.is_none() => "blocks of C code".into(),
-            Owner::Unknown if is_full => "owned by no object of Python that is known".into(),
+            Owner::Unknown if census.has_all_owners => "owned by no object of Python that is known".into(),
             Owner::Unknown => "owner not sampled (--owners searches for it)".into(),
         };
         let sums = groups.entry(name).or_default();
