@@ -1,5 +1,5 @@
-"""What sampled allocations cost: CPU time of the thread of programs that do little but allocate, without a recording, with the hooks
-alone and with samples.
+"""What sampled allocations cost: CPU time of the thread of programs that do little but allocate, without a recording, with the
+hooks alone and with samples.
 
 Interleaved runs in one process, minimum of each; the ratio to the first for each program, and the geometric means.
 
@@ -14,7 +14,6 @@ import time
 
 import nativeprof
 
-
 # CPU time of one run, seconds: long enough for the number of samples to settle.
 LENGTH = 0.2
 
@@ -27,6 +26,7 @@ class Point:
         return Point(self.x + other.x, self.y + other.y)
 
 
+NONES = [None] * 20
 ROWS = [{"id": i, "name": f"row {i}", "values": [i / 7, i / 3, None], "on": bool(i % 2)} for i in range(2000)]
 TEXT, PICKLED = json.dumps(ROWS), pickle.dumps(ROWS)
 
@@ -39,7 +39,7 @@ def objects():
 
 def lists():
     for _ in range(100_000):
-        [None] * 20
+        list(NONES)
 
 
 def strings():
