@@ -22,7 +22,7 @@ pub struct SampledBlock {
 }
 
 /// A receiver of sampled blocks. The hooks call it on the thread that made the call, perhaps in a signal handler. It must
-/// not wait, panic, or touch Python objects, and what it allocates is not sampled.
+/// not wait for the program's other threads, panic, or touch Python objects, and what it allocates is not sampled.
 pub trait BlockSampler: Send + Sync {
     /// Takes a block, and gives it a number by which [`BlockSampler::on_end`] knows it; `None`: its end is not wanted.
     fn on_block(&self, block: SampledBlock) -> Option<u32>;
@@ -368,6 +368,10 @@ pub fn sample(sampler: Arc<dyn BlockSampler>, mean: u64, python: bool) -> Result
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
     START.store(now.map_or(0, |time| time.as_nanos() as u64), Ordering::Relaxed);
     MEAN.store(mean.max(1), Ordering::Relaxed);
+    let thread = thread::current();
+    // Other threads notice the new mean some megabytes later.
+    // SAFETY: this thread's own words.
+    unsafe { ((*thread).left, (*thread).rest, (*thread).mean) = (0, 0, 0) };
     SAMPLER.store(Box::into_raw(Box::new(sampler)), Ordering::SeqCst);
     let mut sampling = Sampling {
         forks: FORKS.load(Ordering::Relaxed),

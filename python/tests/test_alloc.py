@@ -137,9 +137,8 @@ def in_child(directory):
         forked = os.waitpid(pid, 0)[1]
     small = amounts(profiler.profile, "keep_small")
     # Each read makes a block of the C library, which becomes so small that Python's own allocator would give it. Every block is
-    # sampled, once the distance to the next sample has ended that was drawn before.
+    # sampled.
     with nativeprof.Profiler(mode="alloc", interval=1, max_overhead=1.0) as profiler:
-        bytearray(8 * MEGABYTE)
         read_short(file, 20)
     seen = {"small": small, "short": amounts(profiler.profile, "read_short"), "forked": forked}
     print(json.dumps({**seen, "restored": slots == _native.hook_slots()}))

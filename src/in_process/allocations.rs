@@ -296,7 +296,7 @@ fn add_values(profile: &mut Profile, start: u64, blocks: &[Block]) {
         (ValueType::LEAKED_BYTES, &leaked(blocks, &nodes, start, duration)),
     ];
     for (kind, is_counted) in columns {
-        let (mut of_nodes, mut of_samples) = (vec![0; profile.nodes.len()], vec![0; profile.timeline.len()]);
+        let (mut of_nodes, mut of_samples) = (vec![0u64; profile.nodes.len()], vec![0u64; profile.timeline.len()]);
         // What rounding leaves goes to the next block, so that sums are right.
         let mut rest = 0.0;
         for (at, block) in blocks.iter().enumerate().filter(|(at, _)| is_counted[*at]) {
@@ -304,9 +304,9 @@ fn add_values(profile: &mut Profile, start: u64, blocks: &[Block]) {
             let exact = size * block.count + rest;
             let amount = exact.round().max(0.0);
             rest = exact - amount;
-            of_nodes[nodes[at] as usize] += amount as u64;
-            if let Some(row) = rows[at] {
-                of_samples[row] += amount as u64;
+            let sample = rows[at].and_then(|row| of_samples.get_mut(row));
+            for sum in of_nodes.get_mut(nodes[at] as usize).into_iter().chain(sample) {
+                *sum += amount as u64;
             }
         }
         sum_upwards(&mut of_nodes, |at| Some(profile.nodes[at].parent as usize));

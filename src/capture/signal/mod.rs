@@ -353,7 +353,7 @@ impl SignalBackend {
         for (mut sample, codes) in samples {
             sample.time_spent.cpu = running;
             // A sample of an earlier recording may arrive late.
-            if sample.time < self.began || sample.tid == self.current_tid {
+            if sample.time < self.began {
                 continue;
             }
             if let Some(t) = self.threads.get_mut(&sample.tid) {
