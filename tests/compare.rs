@@ -72,11 +72,20 @@ fn slower_commands_are_found_and_equal_ones_are_not() {
         let runs = scratch.path("runs");
         let kept = runs.to_str().expect("UTF-8");
         let (old, new, same) = (work(0.5), work(0.8), work(0.5));
-        let words = ["--runs", "4..8", "-o", kept, "--json", &old, &new];
+        let results = scratch.path("results.xml");
+        let junit = results.to_str().expect("UTF-8");
+        let words = [
+            "--runs", "4..8", "-o", kept, "--json", "--github", "--junit", junit, &old, &new,
+        ];
         let (code, output, said) = run(&scratch, &words);
         assert_likely!(code == Some(3), "{code:?}: {said}");
         assert!(said.contains("runs of each command in "), "{said}");
         assert!(said.contains("all CPU time grew by "), "{said}");
+        let written = fs::read_to_string(&results).expect("results");
+        assert!(
+            said.contains("::error ") && written.contains("<testcase "),
+            "{said}{written}"
+        );
         let found: Value = serde_json::from_str(&output).expect("JSON");
         assert_eq!((&found["question"], &found["paired"]), (&"runs".into(), &true.into()));
         let pairs = found["files"][0].as_array().map_or(0, Vec::len);

@@ -342,8 +342,8 @@ fn every_format_is_in_the_guide() {
 fn every_option_exists() {
     let mut known = BTreeSet::new();
     for name in [
-        "record", "attach", "dump", "heap", "top", "report", "diff", "compare", "merge", "export", "doctor", "selftest",
-        "replay", "host", "mcp", "push",
+        "record", "attach", "dump", "heap", "top", "report", "diff", "compare", "merge", "export", "doctor",
+        "selftest", "replay", "host", "mcp", "push",
     ] {
         let help = nativeprof(&[name, "--help"]).output().expect("nativeprof starts");
         let help = String::from_utf8_lossy(&help.stdout).into_owned();

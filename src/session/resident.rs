@@ -280,7 +280,10 @@ mod tests {
     fn a_change_stands_for_one_of_its_pages() {
         for random in 0..2000 {
             let huge = page_of(&grown(0x20_1000, 0, 512), random).expect("a page");
-            assert!((0x20_0000..0x40_0000).contains(&huge) && huge.is_multiple_of(PAGE), "{huge:x}");
+            assert!(
+                (0x20_0000..0x40_0000).contains(&huge) && huge.is_multiple_of(PAGE),
+                "{huge:x}"
+            );
             let filled = page_of(&grown(0x7000, 0x2001, 1), random).expect("a page");
             assert!((0x7000..0xa000).contains(&filled), "{filled:x}");
             assert_eq!(page_of(&grown(0x7fff, 0, 1), random), Some(0x7000));

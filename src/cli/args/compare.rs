@@ -70,6 +70,15 @@ pub struct CompareCommand {
     /// Print JSON
     #[arg(long)]
     pub json: bool,
+    /// Print Markdown, as `diff --markdown` does
+    #[arg(long, conflicts_with = "json")]
+    pub markdown: bool,
+    /// Also write the verdict to FILE, in JUnit's format
+    #[arg(long, value_name = "FILE")]
+    pub junit: Option<PathBuf>,
+    /// Also print the verdict as annotations of GitHub Actions
+    #[arg(long)]
+    pub github: bool,
     /// When to use color; `auto`: on a terminal, unless NO_COLOR is set
     #[arg(long, value_enum, value_name = "WHEN", default_value_t = ColorWhen::Auto)]
     pub color: ColorWhen,

@@ -76,6 +76,8 @@ pub fn compare(options: &CompareCommand) -> Result<Gate> {
     check_rate(options.rate)?;
     let subjects = [Subject::new("A", &options.before)?, Subject::new("B", &options.after)?];
     check_limit(options)?;
+    // What cannot be written is found out before the commands are run.
+    options.junit.as_deref().map(diff::results_file).transpose()?;
     let user = phases::invoking_user();
     let runner = Runner::new(options, &subjects)?;
     interrupts::install_interrupt_handler();
@@ -134,6 +136,9 @@ pub fn compare(options: &CompareCommand) -> Result<Gate> {
     };
     diff_options.all = options.all;
     diff_options.json = options.json;
+    diff_options.markdown = options.markdown;
+    diff_options.junit.clone_from(&options.junit);
+    diff_options.github = options.github;
     diff_options.color = options.color;
     let gate = diff::diff(&diff_options)?;
     match grown_at {

@@ -168,7 +168,7 @@ pub fn diff(options: &Options) -> Result<Gate> {
 ///
 /// # Errors
 /// `Usage` for standard output; those of [`OutputFile::new`].
-fn results_file(path: &Path) -> Result<OutputFile> {
+pub fn results_file(path: &Path) -> Result<OutputFile> {
     if input::is_standard(path) {
         return Err(Error::new(ErrorKind::Usage, "--junit needs a file")
             .why("standard output has the comparison")
