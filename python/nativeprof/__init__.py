@@ -1,4 +1,7 @@
-"""Native and CPython stacks of live processes in one profile."""
+"""Native and CPython stacks of live processes in one profile.
+
+PYTEST_DONT_REWRITE: pytest would warn where this was imported before it, since the wheel has a plugin for it.
+"""
 
 from typing import Any
 

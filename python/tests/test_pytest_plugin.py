@@ -197,6 +197,11 @@ def test_without_the_option_nothing_is_imported(tmp_path):
     ran = session(tmp_path, test_it=text)
     assert ran.code == 0, ran.text
     assert "nativeprof" not in ran.text
+    # Nor does pytest warn of modules that were imported before it, as by `python -m nativeprof -m pytest`.
+    program = "import sys, nativeprof, stacktrace, pytest; sys.exit(pytest.main(sys.argv[1:]))"
+    command = [sys.executable, "-c", program, *PLAIN, "-p", "no:cacheprovider", "--collect-only"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0 and "rewritten" not in done.stdout, done.stdout
 
 
 def test_wrong_options_are_refused(tmp_path):
