@@ -177,8 +177,9 @@ mod tests {
         const UNITS: usize = 1000;
         const RUNS: u32 = 200;
         let mut rng = Rng::new(7);
-        let runs_of =
-            |every: usize, amount: f64| move |unit: usize, _: &mut Rng| if unit % every == 0 { amount } else { 0.0 };
+        let runs_of = |every: usize, amount: f64| {
+            move |unit: usize, _: &mut Rng| if unit.is_multiple_of(every) { amount } else { 0.0 }
+        };
         type Population = Box<dyn Fn(usize, &mut Rng) -> f64>;
         let populations: [(&str, Population, u32); 4] = [
             ("in all", Box::new(|_, rng| 100.0 + rng.below(50) as f64), 98),

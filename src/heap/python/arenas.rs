@@ -159,7 +159,7 @@ impl Search<'_> {
 
     /// Takes the arenas of an allocator's state at an address, if there is one.
     fn try_state(&mut self, at: u64) {
-        if at % 16 != 0 || self.tried_states.len() >= MAX_CANDIDATES || !self.areas.is_heap(at) {
+        if !at.is_multiple_of(16) || self.tried_states.len() >= MAX_CANDIDATES || !self.areas.is_heap(at) {
             return;
         }
         if self.tried_states.insert(at)
@@ -172,7 +172,7 @@ impl Search<'_> {
     /// Takes the arenas of the array at an address, if there is one.
     fn try_array(&mut self, at: u64) {
         // It is allocated memory.
-        if at == 0 || at % 16 != 0 || self.tried.len() >= MAX_CANDIDATES || !self.areas.is_heap(at) {
+        if at == 0 || !at.is_multiple_of(16) || self.tried.len() >= MAX_CANDIDATES || !self.areas.is_heap(at) {
             return;
         }
         if !self.tried.insert(at) {
@@ -206,7 +206,7 @@ impl Search<'_> {
                 0 => {
                     let next = u64_at(entry, 32)?;
                     let is_inside =
-                        next >= array && (next - array) % ENTRY == 0 && (next - array) / ENTRY < MAX_ENTRIES;
+                        next >= array && (next - array).is_multiple_of(ENTRY) && (next - array) / ENTRY < MAX_ENTRIES;
                     (next == 0 || is_inside).then_some(())?;
                 }
                 address => arenas.push((index, self.arena(address, entry)?)),
@@ -221,9 +221,9 @@ impl Search<'_> {
         let (free, total) = (u64::from(u32_at(entry, 16)?), u64::from(u32_at(entry, 20)?));
         let pools = next_pool.checked_sub(first_pool)?;
         let in_use = total.checked_sub(free)?;
-        let is_one = address % PAGE == 0
+        let is_one = address.is_multiple_of(PAGE)
             && (1..=MAX_POOLS).contains(&total)
-            && pools % self.pool == 0
+            && pools.is_multiple_of(self.pool)
             && pools / self.pool <= total
             && self.areas.is_heap(address);
         // An arena that does not begin at a pool has room for one pool less.

@@ -377,9 +377,12 @@ impl<'a> Counter<'a> {
         let is_small = page.block <= MAX_READ_BLOCK;
         buffer.resize(if is_small { length } else { 0 }, 0);
         let pages = self.read_resident(page.area.start, buffer);
-        let word = |offset: u64| match is_small {
-            true => u64_at(buffer, usize::try_from(offset).ok()?),
-            false => self.memory.u64(page.area.start.checked_add(offset)?),
+        let word = |offset: u64| {
+            if is_small {
+                u64_at(buffer, usize::try_from(offset).ok()?)
+            } else {
+                self.memory.u64(page.area.start.checked_add(offset)?)
+            }
         };
         let blocks = mimalloc::LiveBlocks::of(&header, &page.area, word)?;
         let (at, size) = (page.area.start, blocks.block);

@@ -197,7 +197,7 @@ impl LiveBlocks {
             while next != 0 {
                 let offset = next.checked_sub(area.start)?;
                 let place = offset.checked_sub(first)?;
-                (place % block == 0).then_some(())?;
+                place.is_multiple_of(block).then_some(())?;
                 // A block that was met before is in a cycle.
                 let free = blocks.free.get_mut(usize::try_from(place / block).ok()?)?;
                 (!*free).then_some(())?;

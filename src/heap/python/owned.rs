@@ -280,7 +280,8 @@ mod tests {
         let embedded = [30, 4, 1, 1, 0, 0, 0, 0];
         let in_pool = pool(ARENA, 0, 96, 3, &[])[..PoolHeader::BYTES].to_vec();
         let split = object(&[3, 0, AT, ARENA + 500]);
-        let cases: &[(&str, u8, Owner, &[u64], u64, &[u8], Option<(u64, u64)>)] = &[
+        type Case<'a> = (&'a str, u8, Owner, &'a [u64], u64, &'a [u8], Option<(u64, u64)>);
+        let cases: &[Case] = &[
             ("a list", 12, Owner::List, &object(&[5, AT, 8]), 0, &[], Some((AT, 64))),
             ("an empty list", 12, Owner::List, &object(&[0, 0, 0]), 0, &[], None),
             ("a set", 12, Owner::Set, &set(AT), 0, &[], Some((AT, 512))),
@@ -432,7 +433,8 @@ mod tests {
         let head = [1, AT];
         let object = |members: &[u64]| [&head, members].concat();
         let huge = u64::MAX;
-        let cases: &[(&str, u8, Owner, &[u64], &[u8])] = &[
+        type Case<'a> = (&'a str, u8, Owner, &'a [u64], &'a [u8]);
+        let cases: &[Case] = &[
             (
                 "a list that is being sorted",
                 12,

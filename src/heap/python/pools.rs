@@ -61,7 +61,7 @@ impl PoolHeader {
         pool.checked_sub(block) == Some(self.max_next_offset)
             && self.next_offset >= head + block
             && self.next_offset <= pool
-            && used % block == 0
+            && used.is_multiple_of(block)
             && self.count <= used / block
             && (self.free_block == 0
                 || inside.is_some_and(|offset| offset >= head.into() && offset < self.next_offset.into()))
@@ -97,7 +97,7 @@ impl LiveBlocks {
         for _ in header.count..used {
             let offset = u32::try_from(next.checked_sub(at)?).ok()?;
             let index = offset.checked_sub(PoolHeader::BYTES as u32)?;
-            (index % block == 0 && index / block < used).then_some(())?;
+            (index.is_multiple_of(block) && index / block < used).then_some(())?;
             blocks.mark_free(index / block)?;
             next = u64_at(bytes, offset as usize)?;
         }

@@ -162,7 +162,7 @@ impl<'a> Types<'a> {
 
     /// The type at an address.
     pub fn find(&mut self, at: u64) -> Option<u32> {
-        if at % 8 != 0 || at < PAGE || at >= USER_END {
+        if !may_be_type(at) {
             return None;
         }
         let slot = (at >> 4) as usize % RECENT;
@@ -186,7 +186,7 @@ impl<'a> Types<'a> {
         if let Some(found) = self.known.get(&at) {
             return *found;
         }
-        if depth > MAX_DEPTH || at % 8 != 0 || at < PAGE || at >= USER_END {
+        if depth > MAX_DEPTH || !may_be_type(at) {
             return None;
         }
         // Until it is known: types lead to themselves.
@@ -271,6 +271,11 @@ impl<'a> Types<'a> {
     }
 }
 
+/// Whether a type may be at this address.
+fn may_be_type(at: u64) -> bool {
+    at.is_multiple_of(8) && (PAGE..USER_END).contains(&at)
+}
+
 #[cfg(test)]
 mod tests {
     use super::super::fake::{
@@ -281,7 +286,7 @@ mod tests {
     fn types(memory: &FakeMemory, minor: u8) -> Types<'_> {
         let (objects, layout) = layouts(minor);
         let placement = Placement::new(&objects, layout.pre_header, false);
-        Types::new(memory, objects, placement, vec![ARENA..ARENA + (1 << 20)])
+        Types::new(memory, objects, placement, [ARENA..ARENA + (1 << 20)].to_vec())
     }
 
     /// The first words of a block.
@@ -315,7 +320,8 @@ mod tests {
             LIST,
         );
         let garbage = ARENA + 64;
-        let cases: &[(&str, u8, &[u64], u64, Option<(&str, u64)>)] = &[
+        type Case<'a> = (&'a str, u8, &'a [u64], u64, Option<(&'a str, u64)>);
+        let cases: &[Case] = &[
             ("a float", 12, &[1, FLOAT], 32, Some(("float", 0))),
             ("a list", 12, &[garbage, garbage, 5, LIST], 64, Some(("list", 16))),
             ("an instance", 12, &[0, 0, 0, 0, 1, class], 48, Some(("Point", 32))),
