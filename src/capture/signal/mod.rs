@@ -383,8 +383,8 @@ fn pool(walk: WalkFn) -> Result<&'static SlotPool> {
     })
 }
 
-/// Takes a sample of the calling thread for the recording of this process, if that has the clock [`SamplingClock::Calls`]. Returns
-/// its time, which no other sample of the thread has. `None`: there is no such recording, or no room.
+/// Takes a sample of the calling thread for the recording of this process, whose clock is [`SamplingClock::Calls`]. Returns its
+/// time, which no other sample of the thread has. `None`: there is no recording, or no room.
 pub fn sample_here() -> Option<u64> {
     SlotPool::current()
         .filter(|pool| pool.is_current_process())?
