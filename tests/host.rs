@@ -321,7 +321,6 @@ fn samples_count_with_the_rate_that_they_were_taken_at() {
             event: EventKind::CpuClock,
             kernel: false,
             children: true,
-            interval: 0,
             workers: false,
             spans: false,
             host: Some(HostFilter {

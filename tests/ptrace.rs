@@ -32,7 +32,6 @@ const TIMED_OPTIONS: SamplingOptions = SamplingOptions {
     event: EventKind::CpuClock,
     kernel: false,
     children: false,
-    interval: 0,
     workers: false,
     spans: false,
     host: None,

@@ -30,7 +30,6 @@ const OPTIONS: SamplingOptions = SamplingOptions {
         wakers: false,
     },
     children: false,
-    interval: 0,
     workers: false,
     spans: false,
     host: None,
