@@ -53,9 +53,20 @@ impl Drop for Running {
     }
 }
 
+/// This program, whatever it was called when it was started.
+const THIS: &str = "/proc/self/exe";
+
+/// What a command runs, for messages.
+fn name(command: &Command) -> String {
+    match command.get_program() {
+        program if program == THIS => "nativeprof".into(),
+        program => program.to_string_lossy().into_owned(),
+    }
+}
+
 /// This program with these words; its standard streams are for the caller to choose.
 pub fn command(words: &[impl AsRef<OsStr>]) -> Command {
-    let mut command = Command::new("/proc/self/exe");
+    let mut command = Command::new(THIS);
     command.args(words).env("NO_COLOR", "1");
     command
 }
@@ -84,7 +95,7 @@ pub fn wait_for(command: &mut Command, limit: Duration, grace: Duration, watch: 
     let child = command
         .process_group(0)
         .spawn()
-        .map_err(|e| Error::not_started("cannot start nativeprof", e))?;
+        .map_err(|e| Error::not_started(format!("cannot start {}", name(command)), e))?;
     let mut running = Running(child);
     let output = reader(running.0.stdout.take(), MAX_OUTPUT);
     let messages = reader(running.0.stderr.take(), MAX_MESSAGES);

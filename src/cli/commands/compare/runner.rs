@@ -42,7 +42,10 @@ impl Subject {
                 .hint("nativeprof compare 'python3 old.py' 'python3 new.py'"));
         }
         let (words, is_shell) = shell_words::command(text);
-        let file = words.first().map(Path::new).filter(|_| !is_shell && words.len() == 1);
+        let file = words
+            .first()
+            .map(Path::new)
+            .filter(|_| !is_shell && words.len() == 1 && text.contains(['/', '.']));
         let is_executable = |found: Metadata| !found.is_file() || found.permissions().mode() & 0o111 != 0;
         if file.is_some_and(|file| fs::metadata(file).is_ok_and(|found| !is_executable(found))) {
             let what = format!("command {name} is a file that is not executable: {}", line(text));
@@ -115,7 +118,10 @@ impl Runner<'_> {
         } else {
             Stdio::null()
         };
-        command.stdout(output).stderr(Stdio::piped());
+        // Of a recording, that of the command is in its output already.
+        let is_apart = self.options.value == CompareValue::Calls && self.options.show_output;
+        let messages = if is_apart { Stdio::inherit() } else { Stdio::piped() };
+        command.stdout(output).stderr(messages);
         let done = rerun::wait_for(&mut command, Duration::MAX, GRACE, watch);
         if interrupts::interrupted() {
             return Err(interrupted());
