@@ -286,7 +286,12 @@ mod tests {
     fn types(memory: &FakeMemory, minor: u8) -> Types<'_> {
         let (objects, layout) = layouts(minor);
         let placement = Placement::new(&objects, layout.pre_header, false);
-        Types::new(memory, objects, placement, [ARENA..ARENA + (1 << 20)].to_vec())
+        Types::new(
+            memory,
+            objects,
+            placement,
+            std::iter::once(ARENA..ARENA + (1 << 20)).collect(),
+        )
     }
 
     /// The first words of a block.
