@@ -50,6 +50,9 @@ def _arguments(words: list[str]) -> argparse.Namespace:
         "when most was allocated",
     )
     parser.add_argument("--interval", type=int, metavar="BYTES", help="with --alloc: bytes between two samples (524288)")
+    parser.add_argument(
+        "--max-overhead", type=float, metavar="PART", help="with --alloc: part of the CPU time that taking stacks may use (0.01)"
+    )
     parser.add_argument("--subtract", action="store_true", help="with --trace times: subtract the cost of tracing")
     parser.add_argument("--only", action="append", default=[], metavar="MODULE[:FUNCTION]", help="trace only this")
     parser.add_argument("--skip", action="append", default=[], metavar="MODULE[:FUNCTION]", help="do not trace this")
@@ -72,6 +75,10 @@ def _arguments(words: list[str]) -> argparse.Namespace:
         options.mode = "cpu"
     if options.interval is None:
         options.interval = 512 * 1024
+    if options.max_overhead is None:
+        options.max_overhead = 0.01
+    if not 0 < options.max_overhead <= 1:
+        parser.error(f"argument --max-overhead: {options.max_overhead} is not above 0 and at most 1")
     if not 1 <= options.interval <= 1 << 40:
         parser.error(f"argument --interval: {options.interval} is not a number of bytes")
     if not 1 <= options.rate <= 10_000:
@@ -144,8 +151,9 @@ def _refuse_without_effect(parser: argparse.ArgumentParser, options: argparse.Na
         for name, value in (("-r/--rate", options.rate), ("--mode", options.mode), ("--trace", trace)):
             if value is not None:
                 parser.error(f"{name} has no effect on allocations: leave it out, or leave out --alloc")
-    elif options.interval is not None:
-        parser.error("--interval is for allocations: leave it out, or add --alloc")
+    for name, value in (("--interval", options.interval), ("--max-overhead", options.max_overhead)):
+        if value is not None and not options.alloc:
+            parser.error(f"{name} is for allocations: leave it out, or add --alloc")
     if options.threads and trace == "events":
         parser.error("--threads has no effect on --trace events: a timeline always has the threads; leave it out")
 
@@ -309,7 +317,13 @@ def _profiler(options: argparse.Namespace) -> Profiler | _Timeline:
     if options.trace == "events":
         return _Timeline(not options.no_native)
     if options.alloc:
-        return Profiler(native=not options.no_native, mode="alloc", threads=options.threads or None, interval=options.interval)
+        return Profiler(
+            native=not options.no_native,
+            mode="alloc",
+            threads=options.threads or None,
+            interval=options.interval,
+            max_overhead=options.max_overhead,
+        )
     mode = options.mode
     if options.trace:
         mode = {"times": "calls", "counts": "counts", "counts+samples": f"counts+{mode}"}[options.trace]
