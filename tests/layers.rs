@@ -434,7 +434,9 @@ const STAGES: &[&str] = &[
 ];
 
 /// What is observed of samples and processes: no activity names another.
-const ACTIVITIES: &[&str] = &["awaits", "lags", "spans", "states", "tasks", "wakers", "workers"];
+const ACTIVITIES: &[&str] = &[
+    "awaits", "lags", "resident", "spans", "states", "tasks", "wakers", "workers",
+];
 
 /// Most fields of a struct of the session, and most files with functions of one.
 const MAX_FIELDS: usize = 12;

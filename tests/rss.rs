@@ -39,8 +39,8 @@ fn by_function(recording: &Recording, value: &str) -> BTreeMap<String, u64> {
     sums
 }
 
-/// Compares each value of each function with what is known, within four standard deviations of samples that each page has the same
-/// chance to be in.
+/// Compares each value of each function with what is known, within four standard deviations of samples that each page has the
+/// same chance to be in.
 fn check_known(recording: &Recording, has_ended: bool) {
     let of = |value| by_function(recording, value);
     let seen = [of("rss_grown_bytes"), of("rss_bytes"), of("rss_returned_bytes")];
@@ -99,8 +99,8 @@ fn memory_belongs_to_the_function_that_touched_it() {
     assert!(recording.stderr.contains("grown"), "{}", recording.stderr);
 }
 
-/// A process that has ended is judged by the ranges that it gave back; its children, and programs that it executes, have accounts of
-/// their own.
+/// A process that has ended is judged by the ranges that it gave back; its children, and programs that it executes, have accounts
+/// of their own.
 #[test]
 fn commands_and_children_are_observed_from_their_start() {
     let _live = live();

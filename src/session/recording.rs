@@ -233,7 +233,15 @@ impl Recording {
         // Threads that have got a CPU meanwhile have handed in the samples of their last waits.
         failure = failure.or(self.drain(until).err());
         let memory = self.backend.memory_accounts();
-        self.session.add_memory(&memory);
+        let Session {
+            files,
+            activities,
+            segment,
+            options,
+            ..
+        } = &mut self.session;
+        let by_process = options.grouping.processes;
+        activities.resident.finish(&memory, by_process, &*files.system, segment);
         let left = std::mem::take(&mut self.pump).discard(&mut *self.backend);
         let mut counts = self.counts();
         counts.lost += *left.as_ref().unwrap_or(&0);

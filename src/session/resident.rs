@@ -1,14 +1,13 @@
 //! Resident memory: which of the sampled memory is still there in the end.
 //!
-//! A sample of growth stands for the memory around one page. When the process gives a range back in which that page lies, or another
-//! page comes to be at its place, that memory has gone; the rest is looked up in the end. By the ranges alone a process that has
+//! A sample of growth stands for the memory around one page. When the process gives a range back in which that page lies, or
+//! another page comes to be at its place, that memory has gone; the rest is looked up in the end. By the ranges alone a process that has
 //! ended is judged; by what is there in the end alone, memory would count twice whose addresses are used again.
 
 use std::collections::BTreeMap;
 
 use rustc_hash::FxHashMap;
 
-use super::Session;
 use super::segment::Segment;
 use crate::counts::{FramePath, RawMemory, RawTimelineSample};
 use crate::event::{MemoryChange, MemoryKind, MemoryRange, PAGE, Pid, RangeChange, Sample};
@@ -92,6 +91,36 @@ impl Resident {
         }
     }
 
+    /// Ends the account: looks up which of the sampled memory is resident, and counts what other tasks have done. `by_process`:
+    /// stacks begin with their process.
+    pub(super) fn finish(
+        &mut self,
+        accounts: &[ResidentMemory],
+        by_process: bool,
+        system: &dyn System,
+        segment: &mut Segment,
+    ) {
+        for (pid, pages) in &mut self.by_process {
+            let all = pages.keys().copied().collect();
+            forget_absent(pages, *pid, all, system, segment);
+        }
+        let now = system.now();
+        for account in accounts {
+            let total = account.total();
+            let left = total.grown_by_others.saturating_sub(total.returned_by_others);
+            let gone = total.grown_by_others - left;
+            for (memory, amount) in [
+                (RawMemory::Grown { is_resident: true }, left),
+                (RawMemory::Grown { is_resident: false }, gone),
+                (RawMemory::Returned, total.returned_by_others),
+            ] {
+                if amount > 0 {
+                    add_of_other_task((account.pid, by_process), memory, amount, now, segment);
+                }
+            }
+        }
+    }
+
     /// Memory of which no page is known, as text.
     pub(super) fn exceeded(&self) -> Option<String> {
         let unknown = self.without_page;
@@ -158,51 +187,31 @@ fn page_of(change: &MemoryChange, random: u64) -> Option<u64> {
     }
 }
 
-impl Session {
-    /// Ends the account: looks up which of the sampled memory is resident, and counts what other tasks have done.
-    pub(super) fn add_memory(&mut self, accounts: &[ResidentMemory]) {
-        let system = self.files.system.clone();
-        for (pid, pages) in &mut self.activities.resident.by_process {
-            let all = pages.keys().copied().collect();
-            forget_absent(pages, *pid, all, &*system, &mut self.segment);
-        }
-        let now = self.files.system.now();
-        for account in accounts {
-            let total = account.total();
-            let left = total.grown_by_others.saturating_sub(total.returned_by_others);
-            let gone = total.grown_by_others - left;
-            for (memory, amount) in [
-                (RawMemory::Grown { is_resident: true }, left),
-                (RawMemory::Grown { is_resident: false }, gone),
-                (RawMemory::Returned, total.returned_by_others),
-            ] {
-                if amount > 0 {
-                    self.add_of_other_task(account.pid, memory, amount, now);
-                }
-            }
-        }
-    }
-
-    fn add_of_other_task(&mut self, pid: Pid, memory: RawMemory, amount: u64, time: u64) {
-        let process = self.options.grouping.processes.then_some(RawFrame::Process(pid));
-        let stack: Vec<RawFrame> = process
-            .into_iter()
-            .chain([RawFrame::Origin(Origin::OtherTask)])
-            .collect();
-        let sample = RawTimelineSample {
-            time,
-            pid,
-            tid: pid,
-            node: 0,
-            count: 1,
-            amount,
-            labels: 0,
-        };
-        let mut path = FramePath::default();
-        self.segment
-            .add(&mut path, &stack, sample, None, StackQuality::Exact, &|_| 0);
-        self.segment.memory.push(memory);
-    }
+/// Counts what another task has done to the memory of a process, in one row.
+fn add_of_other_task(
+    (pid, has_process): (Pid, bool),
+    memory: RawMemory,
+    amount: u64,
+    time: u64,
+    segment: &mut Segment,
+) {
+    let process = has_process.then_some(RawFrame::Process(pid));
+    let stack: Vec<RawFrame> = process
+        .into_iter()
+        .chain([RawFrame::Origin(Origin::OtherTask)])
+        .collect();
+    let sample = RawTimelineSample {
+        time,
+        pid,
+        tid: pid,
+        node: 0,
+        count: 1,
+        amount,
+        labels: 0,
+    };
+    let mut path = FramePath::default();
+    segment.add(&mut path, &stack, sample, None, StackQuality::Exact, &|_| 0);
+    segment.memory.push(memory);
 }
 
 #[cfg(test)]

@@ -272,7 +272,8 @@ fn account(pid: Pid, space: &Space, parts: &PerCpuValues<SpacePart>) -> Resident
     }
 }
 
-/// The table `GAPS`: quantiles of the exponential distribution with the mean `interval`, bytes; the last entry stands for the tail.
+/// The table `GAPS`: quantiles of the exponential distribution with the mean `interval`, bytes; the last entry stands for the
+/// tail.
 fn gaps_between(interval: u64) -> Vec<u64> {
     let cells = 1u32 << GAP_BITS;
     let mean = interval as f64;
