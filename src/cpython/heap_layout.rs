@@ -10,7 +10,8 @@ pub struct HeapLayout {
     /// `Py_TPFLAGS_MANAGED_DICT`, and from 3.12 on `Py_TPFLAGS_MANAGED_WEAKREF` (`_PyType_PreHeaderSize`,
     /// Include/internal/pycore_object.h, v3.12.1; `Py_TPFLAGS_MANAGED_DICT` alone, Objects/typeobject.c, v3.11.7).
     pub pre_header: u64,
-    /// A `bytearray` keeps its bytes in an object of the type `bytes` (Include/cpython/bytearrayobject.h, v3.15.0), which has a row
+    /// A `bytearray` keeps its bytes in an object of the type `bytes` (Include/cpython/bytearrayobject.h, v3.15.0),
+    /// which has a row
     /// of its own.
     pub bytearray_has_bytes: bool,
 }

@@ -1,10 +1,15 @@
 //! A quantity of which only a part was looked at.
 //!
-//! What is counted comes in runs: blocks of a type were often allocated one after the other, and lie in few places. So it is not
-//! the block that is sampled but a *unit* that has many of them, a pool or a window of memory, and the interval follows from how
-//! much units differ. It is that of Fay and Feuer (Confidence intervals for directly standardized rates, 1997), which was made
-//! for sums of few events with unequal weights: a gamma distribution with the variance of the estimate, whose upper limit allows
-//! for one more unit, here of twice the weight of the heaviest that was seen: tails are long. What was seen is certain: of the rest only is anything estimated.
+//! What is counted comes in runs: blocks of a type were often allocated one after the other, and lie in few places. So
+//! it is not
+//! the block that is sampled but a *unit* that has many of them, a pool or a window of memory, and the interval follows
+//! from how
+//! much units differ. It is that of Fay and Feuer (Confidence intervals for directly standardized rates, 1997), which
+//! was made
+//! for sums of few events with unequal weights: a gamma distribution with the variance of the estimate, whose upper
+//! limit allows
+//! for one more unit, here of twice the weight of the heaviest that was seen: tails are long. What was seen is certain:
+//! of the rest only is anything estimated.
 
 use std::iter::Sum;
 use std::ops::Add;
@@ -170,7 +175,8 @@ mod tests {
         assert!(!part.is_exact() && Estimate::exact(1).is_exact());
     }
 
-    /// Populations of units, each drawn from often: how many intervals hold the truth. In the last one a few units have much of it,
+    /// Populations of units, each drawn from often: how many intervals hold the truth. In the last one a few units have
+    /// much of it,
     /// and some samples of one in twenty have none of these. Of what no unit in a sample has, nothing can be said.
     #[test]
     fn intervals_hold_as_often_as_they_say() {

@@ -1,7 +1,9 @@
 //! Finds the arenas of Python's allocator without symbols.
 //!
-//! The allocator keeps them in one array, whose address lies in the data of the interpreter's file: a variable of its own up to
-//! 3.11, inside of `_PyRuntime` in 3.12, in `obmalloc_state_main` from 3.13 on. Subinterpreters may have one each. Each word there that could be this address is
+//! The allocator keeps them in one array, whose address lies in the data of the interpreter's file: a variable of its
+//! own up to
+//! 3.11, inside of `_PyRuntime` in 3.12, in `obmalloc_state_main` from 3.13 on. Subinterpreters may have one each. Each
+//! word there that could be this address is
 //! tried. An array is right if the first pools of its arenas say, each in its own header, which entry they belong to.
 //!
 //! `struct arena_object`: Objects/obmalloc.c, v3.8.18 to v3.11.7; Include/internal/pycore_obmalloc.h, v3.12.1 to v3.15.0.
@@ -28,7 +30,8 @@ const WITNESSES: usize = 16;
 const MAX_POOLS: u64 = 256;
 /// Bytes of the interpreter's data that are searched at most. Debian's 3.11 has 2 MB.
 const MAX_DATA: u64 = 64 << 20;
-/// Bytes of the state of a subinterpreter that are searched at most. In 3.12 it has some 390 KiB, with the allocator's state inside; from
+/// Bytes of the state of a subinterpreter that are searched at most. In 3.12 it has some 390 KiB, with the allocator's
+/// state inside; from
 /// 3.13 on it points to that.
 const MAX_STATE: u64 = 512 << 10;
 /// `mgmt.arenas` in `struct _obmalloc_state`, behind the table of pools.
@@ -69,7 +72,8 @@ impl<'a> Areas<'a> {
         self.at(avma).is_some_and(|m| m.writable && m.inode == 0)
     }
 
-    /// The writable mappings of the file that has a variable at this address, and the anonymous ones right behind them, where its
+    /// The writable mappings of the file that has a variable at this address, and the anonymous ones right behind them,
+    /// where its
     /// variables are that are zero in the file.
     pub fn data_of(&self, variable: u64) -> Vec<Range<u64>> {
         let mut found: Vec<Range<u64>> = Vec::new();
@@ -99,7 +103,8 @@ impl<'a> Areas<'a> {
     }
 }
 
-/// Finds all arenas that the words of these parts of memory lead to, in ascending order: of the interpreter's data, and of the states of
+/// Finds all arenas that the words of these parts of memory lead to, in ascending order: of the interpreter's data, and
+/// of the states of
 /// its subinterpreters. `pool`: bytes of a pool.
 pub fn find(memory: &dyn Memory, areas: &Areas, data: &[Range<u64>], states: &[u64], pool: u32) -> Vec<Arena> {
     let mut search = Search {

@@ -1,6 +1,7 @@
 //! Draws pools at random, and adds up what is in them.
 //!
-//! A pool is drawn, not a block: blocks of a type lie together. The same goes for windows of the C heap, which the caller draws. What
+//! A pool is drawn, not a block: blocks of a type lie together. The same goes for windows of the C heap, which the
+//! caller draws. What
 //! was drawn is a prefix of a random order, so it may end whenever the time is over.
 
 use std::ops::Range;
@@ -184,7 +185,8 @@ impl<'a> Counter<'a> {
         self.instances.take()
     }
 
-    /// Reads pools in random order, until so much CPU time of this process has been used; `None`: all of them. To be called once.
+    /// Reads pools in random order, until so much CPU time of this process has been used; `None`: all of them. To be
+    /// called once.
     pub fn count_pools(&mut self, budget: Option<Duration>) {
         let mut places = self.places();
         let mut rng = Rng::new(clock::now());
@@ -220,7 +222,8 @@ impl<'a> Counter<'a> {
         self.pools.all = if self.has_read_all { seen } else { seen.max(in_use) };
     }
 
-    /// All that may be drawn: of pools that have headers, the number of the arena and that of the pool in it; of pages, the index.
+    /// All that may be drawn: of pools that have headers, the number of the arena and that of the pool in it; of pages,
+    /// the index.
     fn places(&mut self) -> Vec<u32> {
         let heap = self.heap;
         let arenas = match &heap.allocator {
@@ -441,8 +444,10 @@ impl<'a> Counter<'a> {
         self.idle.exact += resident - used;
     }
 
-    /// What the program has of a block at an address, and its address. Debug builds, and `PYTHONMALLOC=debug`, put the size ahead of it,
-    /// a letter for the kind of memory and the byte 0xfd seven times (`_PyMem_DebugRawAlloc`, Objects/obmalloc.c, v3.8.18 to v3.15.0).
+    /// What the program has of a block at an address, and its address. Debug builds, and `PYTHONMALLOC=debug`, put the
+    /// size ahead of it,
+    /// a letter for the kind of memory and the byte 0xfd seven times (`_PyMem_DebugRawAlloc`, Objects/obmalloc.c,
+    /// v3.8.18 to v3.15.0).
     fn data_of<'b>(&mut self, at: u64, head: &'b [u8]) -> (u64, &'b [u8]) {
         match head.get(8..DEBUG_HEADER) {
             Some([b'm' | b'o' | b'r', 0xfd, 0xfd, 0xfd, 0xfd, 0xfd, 0xfd, 0xfd]) => {
@@ -584,7 +589,8 @@ impl<'a> Counter<'a> {
         }
     }
 
-    /// Counts a block of the C heap, if it is an object. `size`: what the program may use of it; `head`: its first bytes, 128 at least
+    /// Counts a block of the C heap, if it is an object. `size`: what the program may use of it; `head`: its first
+    /// bytes, 128 at least
     /// if it has so many. Returns whether it is an object.
     pub fn count_c_block(&mut self, at: u64, size: u64, head: &[u8]) -> bool {
         let (at, head) = self.data_of(at, head);
@@ -602,7 +608,8 @@ impl<'a> Counter<'a> {
         self.c_heap.all = all.max(self.c_heap.units);
     }
 
-    /// Counts a block that was not drawn, because all of its kind are looked at. Returns the name of its type if it is an object.
+    /// Counts a block that was not drawn, because all of its kind are looked at. Returns the name of its type if it is
+    /// an object.
     pub fn count_known_block(&mut self, size: u64, head: &[u8]) -> Option<&[u8]> {
         let (_, head) = self.data_of(0, head);
         let (index, _) = self.types.classify(head, size)?;
@@ -651,7 +658,8 @@ impl<'a> Counter<'a> {
         quantity.estimate(self.pools, self.c_heap)
     }
 
-    /// Counts the large blocks of mimalloc with their owners, and the others as blocks without one. Returns the bytes of these.
+    /// Counts the large blocks of mimalloc with their owners, and the others as blocks without one. Returns the bytes
+    /// of these.
     fn give_large_to_owners(&mut self) -> u64 {
         let mut unowned = 0;
         for (address, bytes) in std::mem::take(&mut self.own_large) {
@@ -672,7 +680,8 @@ impl<'a> Counter<'a> {
         unowned
     }
 
-    /// The types that were met, each with its index. `unowned`: bytes of large blocks that may be those of objects that were not.
+    /// The types that were met, each with its index. `unowned`: bytes of large blocks that may be those of objects that
+    /// were not.
     fn type_rows(&self, unowned: u64) -> Vec<(Option<u32>, TypeCensus)> {
         let mut types = Vec::new();
         for (row, index) in self.rows.iter().zip(0_u32..) {

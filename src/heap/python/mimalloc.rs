@@ -1,6 +1,7 @@
 //! The allocator of free-threaded builds: pages of blocks of one size, in segments that begin at multiples of 32 MiB.
 //!
-//! Which of Python's heaps a page belongs to is in its header, so objects and buffers need not be told apart by what they hold.
+//! Which of Python's heaps a page belongs to is in its header, so objects and buffers need not be told apart by what
+//! they hold.
 //! Include/internal/mimalloc/mimalloc/types.h and Include/internal/pycore_mimalloc.h, v3.13.0 to v3.15.0.
 
 use std::ops::Range;
@@ -181,7 +182,8 @@ pub struct LiveBlocks {
 }
 
 impl LiveBlocks {
-    /// Follows the lists of free blocks. `word` reads a word at an offset of the area. `None`: they make no sense, or not with what
+    /// Follows the lists of free blocks. `word` reads a word at an offset of the area. `None`: they make no sense, or
+    /// not with what
     /// the header says.
     pub fn of(header: &PageHeader, area: &Range<u64>, mut word: impl FnMut(u64) -> Option<u64>) -> Option<LiveBlocks> {
         let (block, first) = (header.block_size(area), header.first());

@@ -5,12 +5,14 @@
 //!                   blocks of the C heap ─────┘
 //! ```
 //!
-//! - `arenas` finds Python's allocator without symbols, `pools` its blocks in use; `mimalloc` is the same for free-threaded builds.
+//! - `arenas` finds Python's allocator without symbols, `pools` its blocks in use; `mimalloc` is the same for
+//! free-threaded builds.
 //! - `types` says which blocks are objects, `owned` what objects own besides.
 //! - `counter` draws pools and adds all of it up; `instances` draws some objects of a type, and
 //!   `owners` searches for those that own large blocks.
 //!
-//! Nothing here stops the target or writes to it. All that is read is hostile: each walk has a limit, and what makes no sense is
+//! Nothing here stops the target or writes to it. All that is read is hostile: each walk has a limit, and what makes no
+//! sense is
 //! counted as torn.
 
 use std::fmt;
@@ -94,7 +96,8 @@ enum Allocator {
     Pages(Vec<MiPage>),
 }
 
-/// Finds Python's allocator. `memory` should read only pages that are in memory; `mappings` are those of the process in ascending
+/// Finds Python's allocator. `memory` should read only pages that are in memory; `mappings` are those of the process in
+/// ascending
 /// order.
 ///
 /// # Errors
@@ -145,7 +148,8 @@ impl PythonHeap {
         is_in(&self.arenas, avma)
     }
 
-    /// Counts the objects in Python's own memory within so much CPU time; `None`: all of them. To count what is in the C heap as well,
+    /// Counts the objects in Python's own memory within so much CPU time; `None`: all of them. To count what is in the
+    /// C heap as well,
     /// use a [`Counter`].
     pub fn census(&self, memory: &dyn Memory, resident: &dyn ResidentPages, budget: Option<Duration>) -> PythonCensus {
         let mut counter = Counter::new(self, memory, resident);
@@ -164,7 +168,8 @@ fn is_in(ranges: &[Range<u64>], avma: u64) -> bool {
 /// What is known of the objects of Python in a process.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct PythonCensus {
-    /// Resident bytes of Python's own arenas, in three parts that sum to all of them (but for rounding): blocks in use; free blocks,
+    /// Resident bytes of Python's own arenas, in three parts that sum to all of them (but for rounding): blocks in use;
+    /// free blocks,
     /// headers and ends of pools that have blocks in use; pools without blocks in use, and what was never used.
     pub used: Estimate,
     pub free_blocks: Estimate,
@@ -176,7 +181,8 @@ pub struct PythonCensus {
     /// Pools that made no sense: they changed while they were read.
     pub torn: u64,
     pub types: Vec<TypeCensus>,
-    /// Owned buffers of [`LARGE`] bytes and more that were met. Those in memory of mimalloc are not in this list: they are among the
+    /// Owned buffers of [`LARGE`] bytes and more that were met. Those in memory of mimalloc are not in this list: they
+    /// are among the
     /// bytes of their owners, or, if none was met, blocks without an owner.
     pub large: Vec<LargeBuffer>,
     /// Everything was read: there is no error of sampling.

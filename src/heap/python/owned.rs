@@ -1,7 +1,8 @@
 //! What objects own apart from their own block: items of lists, keys and values of dicts, tables of sets, buffers of arrays.
 //!
 //! Structures: Include/cpython/listobject.h, bytearrayobject.h, setobject.h; Objects/dict-common.h, later
-//! Include/internal/pycore_dict.h; Modules/arraymodule.c, _collectionsmodule.c, v3.8.18 to v3.15.0; numpy/core/include/numpy/
+//! Include/internal/pycore_dict.h; Modules/arraymodule.c, _collectionsmodule.c, v3.8.18 to v3.15.0;
+//! numpy/core/include/numpy/
 //! ndarraytypes.h, v1.26.4 and v2.1.0. Offsets are from the end of the object's header.
 
 use super::pools::{ALIGNMENT, MAX_BLOCK, PoolHeader};
@@ -97,7 +98,8 @@ impl Members {
         }
     }
 
-    /// What the object that begins at `offset` of a block owns. `at`: the block's address; of the block, `bytes` has the first ones
+    /// What the object that begins at `offset` of a block owns. `at`: the block's address; of the block, `bytes` has
+    /// the first ones
     /// at least.
     pub fn buffer(&self, info: &TypeInfo, bytes: &[u8], offset: u64, at: u64) -> Option<Buffer> {
         let object = usize::try_from(offset).ok()?;
@@ -175,7 +177,8 @@ impl Members {
         }
     }
 
-    /// Address and size of a buffer, with the bytes that were [wanted](Members::wanted) for it. `None`: there is none of its own.
+    /// Address and size of a buffer, with the bytes that were [wanted](Members::wanted) for it. `None`: there is none
+    /// of its own.
     pub fn sized(&self, buffer: Buffer, bytes: &[u8]) -> Option<(u64, u64)> {
         let (at, size) = match buffer {
             Buffer::Bytes(at, size) => (at, size),

@@ -80,7 +80,8 @@ pub struct LiveBlocks {
 }
 
 impl LiveBlocks {
-    /// Follows the list of free blocks in the bytes of the pool at an address. `None`: they make no sense, or not with what the
+    /// Follows the list of free blocks in the bytes of the pool at an address. `None`: they make no sense, or not with
+    /// what the
     /// header says; the target may have changed them meanwhile.
     pub fn of(bytes: &[u8], at: u64) -> Option<LiveBlocks> {
         let header = PoolHeader::parse(bytes)?;

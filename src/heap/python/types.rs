@@ -1,7 +1,9 @@
 //! Blocks to types.
 //!
-//! Where a block is an object, a word of it leads to the object's type. Where in the block the object begins follows from the
-//! type's flags, so a type is accepted only if its flags put the object where the word was found. A type is an object whose own type
+//! Where a block is an object, a word of it leads to the object's type. Where in the block the object begins follows
+//! from the
+//! type's flags, so a type is accepted only if its flags put the object where the word was found. A type is an object
+//! whose own type
 //! is a type. Types lie outside of Python's arenas: they are larger than its blocks, or variables.
 //!
 //! Flags and members of types: Include/object.h and Include/cpython/object.h, v3.8.18 to v3.15.0.
@@ -145,7 +147,8 @@ impl<'a> Types<'a> {
             let start = usize::try_from(offset).ok()?;
             let references = u64_at(head, start)?;
             let word = u64_at(head, start + usize::from(self.objects.ob_type))?;
-            // Not more references than 32 bits have; flags may be above 48 (Include/refcount.h, v3.14.0). Pointers are not like this.
+            // Not more references than 32 bits have; flags may be above 48 (Include/refcount.h, v3.14.0). Pointers are
+            // not like this.
             if !self.placement.free_threaded && references >> 32 & 0xffff != 0 {
                 continue;
             }
