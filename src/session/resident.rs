@@ -1,8 +1,9 @@
 //! Resident memory: which of the sampled memory is still there in the end.
 //!
-//! A sample of growth stands for the memory around one page. When the process gives a range back in which that page lies, or
-//! another page comes to be at its place, that memory has gone; the rest is looked up in the end. By the ranges alone a process that has
-//! ended is judged; by what is there in the end alone, memory would count twice whose addresses are used again.
+//! A sample of growth stands for the memory around one page. When the process gives a range back in which that page
+//! lies, or another page comes to be at its place, that memory has gone; the rest is looked up in the end. By the
+//! ranges alone a process that has ended is judged; by what is there in the end alone, memory would count twice whose
+//! addresses are used again.
 
 use std::collections::BTreeMap;
 

@@ -2,10 +2,10 @@
 //
 // Resident memory: each change of the kernel's own counters, which it reports at `kmem:rss_stat`.
 //
-// Up to Linux 6.1 the report has the new total. Later it has none, and the counters are per CPU: a part for each CPU, which is
-// added to a common count when it has become large. What one report is about is then the change of this CPU's part since the
-// last one, and if that part is 0, that of the common count as well. Both are compared with what they were at the last report, so the
-// sum is exact: what one report missed is in the next one.
+// Up to Linux 6.1 the report has the new total. Later it has none, and the counters are per CPU: a part for each CPU,
+// which is added to a common count when it has become large. What one report is about is then the change of this CPU's
+// part since the last one, and if that part is 0, that of the common count as well. Both are compared with what they
+// were at the last report, so the sum is exact: what one report missed is in the next one.
 //
 // Growth is sampled by a clock that counts bytes: a report is taken if a point of a Poisson process lies in its bytes. A report
 // of `s` bytes is then taken with probability 1 - exp(-s / interval), by which the reader divides. Memory that is given back is counted
@@ -358,8 +358,8 @@ __noinline int begin_space(__u64 mm, __u32 pid)
 	return SPACE_BEGUN;
 }
 
-// Run by the reader, which has a file open whose private data is the address space of a process: /proc/PID/pagemap (fs/proc/task_mmu.c,
-// v4.1 and later). Arguments: its descriptor, the process.
+// Run by the reader, which has a file open whose private data is the address space of a process: /proc/PID/pagemap
+// (fs/proc/task_mmu.c, v4.1 and later). Arguments: its descriptor, the process.
 SEC("raw_tp/begin_rss")
 int begin_rss(struct bpf_raw_tracepoint_args *ctx)
 {
@@ -488,8 +488,8 @@ static __always_inline void current_call(struct kernel_facts *facts, struct syst
 #endif
 }
 
-// What a thread gives back in this system call, or by this fault: `from` and `to`. RANGE_UNKNOWN: some of it, as a file has become
-// shorter.
+// What a thread gives back in this system call, or by this fault: `from` and `to`. RANGE_UNKNOWN: some of it, as a file
+// has become shorter.
 static __always_inline int range_given_back(struct space *s, struct system_call *call, __u32 member, __u64 address, __u64 *from,
 					    __u64 *to)
 {
