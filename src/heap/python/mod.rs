@@ -6,7 +6,7 @@
 //! ```
 //!
 //! - `arenas` finds Python's allocator without symbols, `pools` its blocks in use; `mimalloc` is the same for
-//! free-threaded builds.
+//!   free-threaded builds.
 //! - `types` says which blocks are objects, `owned` what objects own besides.
 //! - `counter` draws pools and adds all of it up; `instances` draws some objects of a type, and
 //!   `owners` searches for those that own large blocks.
