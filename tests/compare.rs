@@ -71,7 +71,7 @@ fn slower_commands_are_found_and_equal_ones_are_not() {
         let scratch = Scratch::new();
         let runs = scratch.path("runs");
         let kept = runs.to_str().expect("UTF-8");
-        let (old, new, same) = (work(0.5), work(0.8), work(0.5));
+        let (old, new, same) = (work(0.5), work(1.5), work(0.5));
         let results = scratch.path("results.xml");
         let junit = results.to_str().expect("UTF-8");
         let words = [

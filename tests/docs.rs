@@ -352,10 +352,11 @@ fn every_option_exists() {
     assert!(known.contains("--fail-above") && known.contains("--save-tape"));
     // Options of other programs that the text mentions, and of the Python package.
     let others: BTreeSet<&str> =
-        "--all --all-targets --all-threads --bench --benchmark-compare --build --call-graph --cap-add --check --features --format \
-                                  --image --install --junit-xml --lib --native --nativeprof --nativeprof-compare \
-                                  --nativeprof-fail-above --nativeprof-mode --nativeprof-save --open --path --perf-basic-prof --profile --release --rm \
-                                  --security-opt --short --target --test --trace --use-largepages --workspace"
+        "--all --all-targets --all-threads --alloc --bench --benchmark-compare --build --call-graph \
+         --cap-add --check --features --format --image --install --junit-xml --lib --max-overhead \
+         --native --nativeprof --nativeprof-compare --nativeprof-fail-above --nativeprof-mode \
+         --nativeprof-save --open --path --perf-basic-prof --profile --release --rm --security-opt \
+         --short --target --test --trace --use-largepages --workspace"
             .split_whitespace()
             .collect();
     let mut unknown = Vec::new();
