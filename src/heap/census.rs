@@ -15,7 +15,7 @@ use crate::cpython::object_layout::ObjectLayout;
 use crate::cpython::repr::ValueReader;
 use crate::cpython::{self, Runtime};
 use crate::cpython_layout::Interpreter;
-use crate::error::Result;
+use crate::error::{Error, ErrorKind, Result};
 use crate::event::Pid;
 use crate::process::memory::Memory;
 use crate::process::modules::Modules;
@@ -23,7 +23,7 @@ use crate::process::smaps::Smaps;
 use crate::process::system::{LiveSystem, ProcessMemory, System};
 use crate::process::{AddressSpace, maps};
 use crate::profile::values::Unit;
-use crate::sys::clock;
+use crate::sys::{clock, procfs};
 
 /// How often the mappings are read where the C heap does not fit them: the process may have changed them since.
 const ATTEMPTS: usize = 3;
@@ -267,6 +267,7 @@ impl Census {
             }
         }
         let is_full = python.as_ref().is_some_and(|python| python.is_full);
+        check_still_there(pid)?;
         Ok(Census {
             account,
             has_all_owners: is_full || options.owners && heap.is_some(),
@@ -284,6 +285,20 @@ impl Census {
             notes,
         })
     }
+}
+
+/// A process that ends loses its memory while it is read, and what was found so far is not what it had.
+///
+/// # Errors
+/// `NoSuchProcess`.
+fn check_still_there(pid: Pid) -> Result<()> {
+    if procfs::resident(pid).is_some_and(|bytes| bytes > 0) {
+        return Ok(());
+    }
+    let what = format!("process {pid} has ended while its memory was read");
+    Err(Error::new(ErrorKind::NoSuchProcess, what)
+        .why("a part of its memory was gone by then")
+        .hint("nativeprof heap PID, of a process that runs longer"))
 }
 
 /// The interpreter in a process.
