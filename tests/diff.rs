@@ -222,7 +222,7 @@ fn calls_are_compared_as_numbers() {
         assert!(said.contains(part), "`{part}` is not in:\n{said}");
     }
     assert!(!said.contains("INTERVAL") && !said.contains("main "), "{said}");
-    assert!(of_calls(&["--fail-above", "0 calls"], a, b, 3).contains("grew by 1 calls, more than 0"));
+    assert!(of_calls(&["--fail-above", "0 calls"], a, b, 3).contains("grew by 1 call, more than 0"));
     of_calls(&["--fail-above", "1 calls"], a, b, 0);
     of_calls(&["--fail-above", "0.1"], a, b, 0);
     of_calls(&["--fail-above", "0"], a, a, 0);
@@ -242,7 +242,7 @@ fn calls_are_compared_as_numbers() {
         let ([b1, b2], [a1, a2]) = (&before, after);
         let sides = ["diff", "--before", b1, b2, "--after", a1, a2];
         run(
-            &[&sides[..], &["--value", "calls", "--all", "--fail-above", limit]].concat(),
+            &[&sides[..], &["--value", "calls", "--fail-above", limit]].concat(),
             code,
         )
     };

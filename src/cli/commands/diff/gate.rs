@@ -201,7 +201,11 @@ impl Text<'_> {
                 "{:.2} % of {of}, more than {limit} %",
                 self.percent(change, change.proved()).unwrap_or(0.0)
             ),
-            Limit::Calls(limit) => format!("{} calls, more than {limit}", change.proved()),
+            Limit::Calls(limit) => {
+                let grown = change.proved();
+                let calls = if grown == 1.0 { "call" } else { "calls" };
+                format!("{grown} {calls}, more than {limit}")
+            }
         }
     }
 

@@ -16,6 +16,9 @@ use crate::profile::stats::module;
 use crate::profile::summary::{self, counted};
 use crate::profile::values::{Unit, ValueType};
 
+/// How many of the rows that differ between runs of one side are shown.
+const MAX_VARYING: usize = 10;
+
 pub(super) const DIFFERENT_MACHINES: &str = "recorded on different machines, or with different Pythons";
 
 /// What the mark of a row that makes up for others means.
@@ -106,6 +109,16 @@ impl Text<'_> {
         all.chain(self.rows(filters)).collect()
     }
 
+    /// Rows of numbers that differ between runs of one side, and not beyond that: the gate cannot see growth in them.
+    fn varying(&self, filters: &[row_filter::RowFilter]) -> Vec<(&Change<'_>, ReportRow)> {
+        let changes = self.found.rows.iter();
+        let varying = changes.filter(|change| change.varies() && !change.is_significant());
+        let mut rows: Vec<_> = varying.map(|change| (change, self.row(change))).collect();
+        row_filter::apply(&mut rows, filters, |(_, row)| row.text());
+        rows.truncate(MAX_VARYING);
+        rows
+    }
+
     /// What is compared, line by line.
     pub fn about(&self) -> Vec<String> {
         let sides = ["before", "after "].into_iter().enumerate();
@@ -159,7 +172,10 @@ impl Text<'_> {
             lines.collect::<String>()
         });
         let mut text = format!("{about}\n{renamed}");
-        let rows = self.rows_with_all(filters);
+        let mut rows = self.rows_with_all(filters);
+        if !options.all {
+            rows.extend(self.varying(filters));
+        }
         let significant = found.rows.iter().filter(|row| row.is_significant()).count();
         if significant == 0 {
             text += &format!("no {}\n", self.nothing_significant());
