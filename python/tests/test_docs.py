@@ -34,7 +34,7 @@ def test_python_examples_run(example, tmp_path):
     done = subprocess.run([sys.executable, "example.py"], cwd=tmp_path, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     saved = re.findall(r'(?:save|dump_stats|to_chrome)\("([^"]+)"\)', example)
-    assert saved, "each of them writes a file"
+    assert saved or "def test_" in example, "each of them writes a file, but for tests"
     for name in saved:
         assert (tmp_path / name).stat().st_size > 0
 
