@@ -36,7 +36,7 @@ pub fn line(text: &str) -> Cow<'_, str> {
     escaped(text, |_, c| is_unprintable(c))
 }
 
-/// `text` for attributes and text of XML 1.0: as [`line`], with the characters of markup as entities.
+/// `text` for attributes and text of XML 1.0: as [`line()`], with the characters of markup as entities.
 pub fn xml(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in line(text).chars() {
@@ -52,7 +52,7 @@ pub fn xml(text: &str) -> String {
     out
 }
 
-/// `name` as code in one line or table cell of GitHub's Markdown: as [`line`], and nothing in it is markup, a link, a mention of
+/// `name` as code in one line or table cell of GitHub's Markdown: as [`line()`], and nothing in it is markup, a link, a mention of
 /// a person, the end of the cell or a command of a log.
 ///
 /// It is in backticks. There a `|` still ends a cell, and a backslash is none of its escapes; a name with these or a backtick is
@@ -78,7 +78,7 @@ pub fn markdown_code(name: &str) -> String {
     out + "</code>"
 }
 
-/// Lines as a block of code in Markdown, with nothing in it as markup; each is escaped as by [`line`].
+/// Lines as a block of code in Markdown, with nothing in it as markup; each is escaped as by [`line()`].
 pub fn markdown_block<'a>(lines: impl Iterator<Item = &'a str>) -> String {
     let text: String = lines.map(|text| format!("{}\n", workflow_log(&line(text)))).collect();
     let longest = text.split(|c| c != '`').map(str::len).max().unwrap_or(0);
@@ -86,7 +86,7 @@ pub fn markdown_block<'a>(lines: impl Iterator<Item = &'a str>) -> String {
     format!("{fence}text\n{text}{fence}\n")
 }
 
-/// `text` as the message of a workflow command of GitHub Actions: as [`line`], and `%` as `%25`. Lines of a message are to be
+/// `text` as the message of a workflow command of GitHub Actions: as [`line()`], and `%` as `%25`. Lines of a message are to be
 /// joined with `%0A`. (Decoded by src/Runner.Common/ActionCommand.cs of actions/runner, commit 079cdb1d05fe.)
 pub fn workflow_message(text: &str) -> String {
     line(text).replace('%', "%25")

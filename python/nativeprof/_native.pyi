@@ -3,6 +3,7 @@ from collections.abc import Collection, Sequence
 from typing import Any, Callable, Literal, TypeVar, final
 
 __all__ = [
+    "AllocationRecorder",
     "CallRecorder",
     "EventLog",
     "Profile",

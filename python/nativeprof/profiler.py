@@ -392,7 +392,7 @@ class Profiler:
 
     def _lap(self) -> list[tuple[str, int, str, int]]:
         """File, first line, name and calls of each function called since the last lap. Nothing where calls are not counted."""
-        if self._recorder is None or isinstance(self._recorder, _native.SampleRecorder):
+        if self._recorder is None or isinstance(self._recorder, (_native.SampleRecorder, _native.AllocationRecorder)):
             return []
         return self._recorder.lap()
 
