@@ -52,8 +52,8 @@ pub fn xml(text: &str) -> String {
     out
 }
 
-/// `name` as code in one line or table cell of GitHub's Markdown: as [`line()`], and nothing in it is markup, a link, a mention of
-/// a person, the end of the cell or a command of a log.
+/// `name` as code in one line or table cell of GitHub's Markdown: as [`line()`], and nothing in it is markup, a link, a
+/// mention of a person, the end of the cell or a command of a log.
 ///
 /// It is in backticks. There a `|` still ends a cell, and a backslash is none of its escapes; a name with these or a backtick is
 /// an HTML element instead, with all punctuation as character references.
