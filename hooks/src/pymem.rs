@@ -112,7 +112,7 @@ fn set(domain: usize, mut allocator: Allocator) {
     }
 }
 
-/// Makes the domains be hooked that somebody wants, and no others; false if one of them could not be. The caller holds the
+/// Hooks the domains that are wanted, and no others; false if one of them could not be. The caller holds the
 /// lock of `got.rs`.
 pub fn update(_: &Attached) -> bool {
     let all = MASKS.python.load(Ordering::SeqCst) != 0;

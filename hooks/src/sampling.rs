@@ -34,7 +34,7 @@ pub trait BlockSampler: Send + Sync {
     fn on_overflow(&self, number: u32);
 }
 
-/// Mean distance between samples where nobody has set another, bytes.
+/// Mean distance between samples where none was set, bytes.
 pub const DEFAULT_MEAN: u64 = 512 << 10;
 
 static SAMPLER: AtomicPtr<Arc<dyn BlockSampler>> = AtomicPtr::new(std::ptr::null_mut());
@@ -84,7 +84,7 @@ fn bucket(hash: usize) -> &'static Bucket {
     &BLOCKS[hash % BUCKETS]
 }
 
-/// Adds a block that nobody else knows yet; false if there is no room.
+/// Adds a block that no other thread knows yet; false if there is no room.
 fn insert(block: Pointer, number: u32) -> bool {
     let hash = hash(block);
     let Bucket { addresses, numbers } = bucket(hash);
@@ -92,7 +92,7 @@ fn insert(block: Pointer, number: u32) -> bool {
         let claimed = address.compare_exchange(EMPTY, TAKEN, Ordering::Acquire, Ordering::Relaxed);
         if claimed.is_ok() {
             place.store(number, Ordering::Relaxed);
-            // Whoever frees the block gets its address from this thread, and with it these stores.
+            // The thread that frees the block gets its address from this thread, and with it these stores.
             address.store(block as usize, Ordering::Release);
             let more = |count: u8| count.checked_add(1);
             let _ = COUNTS[hash].fetch_update(Ordering::Relaxed, Ordering::Relaxed, more);

@@ -1,7 +1,7 @@
 //! Divides the resident memory of a process into parts that sum to it.
 //!
 //! Each mapping's resident bytes come from `smaps`. What is known of ranges inside of mappings (arenas, stacks) comes
-//! in as [`Claim`]s; what nobody claims is of the mapping's kind. The process runs meanwhile, so the pages of a claim,
+//! in as [`Claim`]s; what no claim covers is of the mapping's kind. The process runs meanwhile, so the pages of a claim,
 //! which are looked up a little later, may be more than the mapping had: then all of its claims are reduced in
 //! proportion.
 
@@ -34,7 +34,7 @@ pub enum Part {
     /// Its heap, where that cannot be divided.
     CHeap,
     Stacks,
-    /// Pages of files that no other process has: data that was written, and what nobody else reads.
+    /// Pages of files that no other process has: data that was written, and files that this process alone reads.
     FilesPrivate,
     FilesShared,
     /// Mappings of programs and other allocators.

@@ -43,7 +43,7 @@ impl Report {
 }
 
 /// Writes the account of a process's memory to standard output; with `--every` again and again, until the process
-/// exits, a signal ends it, or nobody reads on.
+/// exits, a signal ends it, or its output is no longer read.
 ///
 /// # Errors
 /// `NoSuchProcess`, `NotPermitted`, `Unsupported`.
