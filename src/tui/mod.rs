@@ -55,8 +55,8 @@ pub trait SampleFeed {
     fn poll(&mut self, wait: Duration) -> Result<bool>;
 
     /// The samples of the last seconds before a time (CLOCK_MONOTONIC, ns), of all threads or one; `meta` covers all
-    /// samples since the start.
-    fn last(&mut self, seconds: u64, until: u64, thread: Option<Tid>) -> Profile;
+    /// samples since the start. `None`: they are those of the last call.
+    fn last(&mut self, seconds: u64, until: u64, thread: Option<Tid>) -> Option<Profile>;
 
     /// Threads that hold the global interpreter lock (GIL) now.
     fn gil_holders(&mut self) -> Vec<Tid>;
@@ -150,7 +150,10 @@ pub fn run(feed: &mut dyn SampleFeed, view: ViewOptions) -> Result<()> {
             if still.is_none() {
                 app.gil_holders = feed.gil_holders();
             }
-            app.show(feed.last(app.seconds, still.unwrap_or_else(sys::clock::now), app.wanted_thread()));
+            let until = still.unwrap_or_else(sys::clock::now);
+            if let Some(profile) = feed.last(app.seconds, until, app.wanted_thread()) {
+                app.show(profile);
+            }
             refreshed = Some(Instant::now());
             changed = true;
         }

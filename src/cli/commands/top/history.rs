@@ -45,14 +45,15 @@ pub fn top(directory: &Path, options: &Top) -> Result<()> {
     tui::run(&mut feed, options.frames.view(false))
 }
 
-/// A part of the history as it was read last.
+/// Which part of the history was read last.
 struct Shown {
     seconds: u64,
     /// When it was asked for: the same time again means the same part.
     until: u64,
     /// When the directory was changed last.
     changed: Option<SystemTime>,
-    newest: Newest,
+    /// When it ends, ns since the Unix epoch.
+    end: u64,
 }
 
 struct HistoryFeed {
@@ -63,7 +64,8 @@ struct HistoryFeed {
 }
 
 impl HistoryFeed {
-    fn read(&mut self, seconds: u64, until: u64) -> Result<()> {
+    /// The part that is to be shown; `None`: it is the one that was read last.
+    fn read(&mut self, seconds: u64, until: u64) -> Result<Option<Profile>> {
         // A segment that is written after this is another change.
         let changed = self
             .directory
@@ -75,14 +77,18 @@ impl HistoryFeed {
             let is_frozen = shown.until == until;
             if shown.seconds == seconds && (is_frozen || changed.is_some() && shown.changed == changed) {
                 shown.until = until;
-                return Ok(());
+                return Ok(None);
             }
-            range.to = is_frozen.then_some(TimePoint::Clock(shown.newest.end));
+            range.to = is_frozen.then_some(TimePoint::Clock(shown.end));
         }
         self.selected.last = Some(seconds * 1_000_000_000);
-        let mut newest = history::newest_part(&self.directory, range, &self.selected)?;
+        let Newest {
+            mut profile,
+            end,
+            skipped,
+        } = history::newest_part(&self.directory, range, &self.selected)?;
         let directory = self.directory.display();
-        newest.profile.meta.command = match newest.skipped {
+        profile.meta.command = match skipped {
             0 => directory.to_string(),
             skipped => format!(
                 "{directory}, {} could not be read",
@@ -93,9 +99,9 @@ impl HistoryFeed {
             seconds,
             until,
             changed,
-            newest,
+            end,
         });
-        Ok(())
+        Ok(Some(profile))
     }
 }
 
@@ -115,10 +121,11 @@ impl tui::SampleFeed for HistoryFeed {
     }
 
     /// Samples of a history are of processes, not of threads.
-    fn last(&mut self, seconds: u64, until: u64, _thread: Option<Tid>) -> Profile {
-        self.failed = self.read(seconds, until).err();
-        let shown = self.shown.as_ref();
-        shown.map_or_else(Profile::default, |shown| shown.newest.profile.clone())
+    fn last(&mut self, seconds: u64, until: u64, _thread: Option<Tid>) -> Option<Profile> {
+        self.read(seconds, until).unwrap_or_else(|failed| {
+            self.failed = Some(failed);
+            None
+        })
     }
 
     fn gil_holders(&mut self) -> Vec<Tid> {
@@ -130,8 +137,11 @@ impl tui::SampleFeed for HistoryFeed {
     }
 }
 
-/// Says that an option is of live processes only, if one was given.
-pub fn not_a_history(options: &Top) -> Result<()> {
+/// Of a live process there are no parts of a history to choose.
+///
+/// # Errors
+/// `Usage` if an option does.
+pub fn check_no_history_options(options: &Top) -> Result<()> {
     let Some(option) = options.of_history.first_used() else {
         return Ok(());
     };

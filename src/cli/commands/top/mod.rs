@@ -40,7 +40,7 @@ pub fn top(options: &Top) -> Result<()> {
                 .why("--pid is an alternative to PID or NAME")
                 .hint("nativeprof top PID, or for a process of a history: nativeprof top DIR --pid PID"));
         }
-        history::not_a_history(options)?;
+        history::check_no_history_options(options)?;
     }
     let named = options.pid.map(ProcessRef::Pid).or(options.process.clone());
     let named = named.filter(|_| directory.is_none());
@@ -110,10 +110,10 @@ impl tui::SampleFeed for TopFeed {
         Ok(more || !self.live.has_exited())
     }
 
-    fn last(&mut self, seconds: u64, until: u64, thread: Option<Tid>) -> Profile {
+    fn last(&mut self, seconds: u64, until: u64, thread: Option<Tid>) -> Option<Profile> {
         let (profile, since) = self.live.recording.window(seconds, MAX_AGE, until, thread);
         self.since = since;
-        profile
+        Some(profile)
     }
 
     fn gil_holders(&mut self) -> Vec<Tid> {
