@@ -215,10 +215,24 @@ static __always_inline void snapshot(__u32 slot, char *area, struct cache *c, st
 	count(COUNT_TIME, bpf_ktime_get_ns() - began);
 }
 
+// How many events this CPU has counted since the last sample's. (The period in force is not how many: one that is set anew
+// takes effect at the next event, and this one is a sample at once.)
+static __always_inline __u64 events_since_last(struct bpf_perf_event_data *ctx, struct turn *turn)
+{
+	struct bpf_perf_event_value now = {};
+	__u64 events;
+
+	if (bpf_perf_prog_read_value(ctx, &now, sizeof(now)))
+		return ctx->sample_period;
+	events = now.counter - turn->counted;
+	turn->counted = now.counter;
+	return events;
+}
+
 SEC("perf_event")
 int sample(struct bpf_perf_event_data *ctx)
 {
-	__u64 id = bpf_get_current_pid_tgid(), task;
+	__u64 id = bpf_get_current_pid_tgid(), task, events = 0;
 	__u32 pid = id >> 32, zero = 0, slot;
 	struct layout *lay = bpf_map_lookup_elem(&PROCS, &pid);
 	int is_new = !lay;
@@ -229,11 +243,14 @@ int sample(struct bpf_perf_event_data *ctx)
 	char *area;
 	long n;
 
+	// Of each sample, also of other processes: theirs stand for the events before them.
+	turn = bpf_map_lookup_elem(&TURN, &zero);
+	if (facts && turn && facts->counted)
+		events = events_since_last(ctx, turn);
 	// Most ticks of a busy machine, and those of an idle CPU: nothing else is done in other processes.
 	if (is_new && !(host_rules && facts && is_admitted(facts, pid)))
 		return 0;
 	slot = bpf_get_smp_processor_id();
-	turn = bpf_map_lookup_elem(&TURN, &zero);
 	area = scratch(slot);
 	c = cache(slot);
 	if (!area || !c || !facts || !turn)
@@ -254,11 +271,10 @@ int sample(struct bpf_perf_event_data *ctx)
 	h->tid = id;
 	h->flags = 0;
 	h->kernel = 0;
-	h->cpu = h->runnable = h->blocked = 0;
+	h->cpu = events;
+	h->runnable = h->blocked = 0;
 	if (facts->off_cpu)
 		used_cpu(h, id);
-	if (facts->counted)
-		h->cpu = ctx->sample_period;
 
 	if (EVENT_IN_USER_MODE(ctx)) {
 		__builtin_memcpy(h->regs, &ctx->regs, 8 * EVENT_REGS);

@@ -363,10 +363,12 @@ struct turn {
 	__u32 left, chosen;
 	__u64 woken;
 	__u64 selected;
+	__u64 counted;
 };
 
 // Ticks left in this turn, and the one of them to take. When the reader was last woken because frames were missing. Whether
-// the thread that this CPU switches to has something to be taken (LINUX_5_8).
+// the thread that this CPU switches to has something to be taken (LINUX_5_8). The CPU's events up to its last sample, where
+// events are counted.
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__uint(max_entries, 1);
