@@ -304,6 +304,55 @@ fn filters_admit_what_they_name_and_what_is_below() {
     }
 }
 
+/// A program in a file system of its own, whose files are those of the directory `layer`.
+fn program_of_image(scratch: &Scratch, layer: &Path, name: &str) -> Program {
+    let directory = scratch.path(name);
+    for part in ["changed", "work"] {
+        fs::create_dir_all(directory.join(part)).expect("a directory");
+    }
+    let root = scratch.path("root");
+    fs::create_dir_all(&root).expect("a directory");
+    let mount = format!(
+        "mount -t overlay overlay -o lowerdir={},upperdir={dir}/changed,workdir={dir}/work {root} && exec {root}/native",
+        layer.display(),
+        dir = directory.display(),
+        root = root.display(),
+    );
+    let mut command = Command::new("unshare");
+    command.args(["--mount", "sh", "-c", &mount]);
+    Program::start(command)
+}
+
+/// Each container has a device of its own for the files of its image.
+#[test]
+fn files_of_one_image_are_opened_once() {
+    let _live = live();
+    let scratch = Scratch::new();
+    let (one, other) = (scratch.path("one"), scratch.path("other"));
+    for layer in [&one, &other] {
+        fs::create_dir(layer).expect("a directory");
+        programs::copy(programs::native(&[]).get_program(), &layer.join("native"));
+    }
+    let images = [("a", &one), ("b", &one), ("c", &other)];
+    let programs = images.map(|(name, layer)| program_of_image(&scratch, layer, name));
+    let pids: Vec<String> = programs.iter().map(|program| program.pid().to_string()).collect();
+    let directory = scratch.path("history");
+    let filters: Vec<&str> = pids.iter().flat_map(|pid| ["--pid", pid]).collect();
+    let mut running = start(&directory, &[&["-r", "500"], &filters[..]].concat());
+    running.read_until("file=0000000003-");
+    let links = fs::read_dir(format!("/proc/{}/fd", running.pid())).expect("descriptors");
+    let links = links.filter_map(|entry| fs::read_link(entry.ok()?.path()).ok());
+    let open = links.filter(|link| link.ends_with("root/native")).count();
+    let log = stop(running);
+    // The third image has a copy.
+    assert_eq!(open, 2, "{log}");
+    for (pid, (name, _)) in pids.iter().zip(images) {
+        let r = exported(&scratch, &directory, &["--pid", pid]);
+        let (all, named) = (r.profile.meta.quality.taken, r.with("n_leaf"));
+        assert!(named * 2 > all && all > 50, "{named} of {all} samples of {name}\n{log}");
+    }
+}
+
 /// A sample that is taken while the rate changes counts with the rate that it was taken at: the sum is the CPU time.
 #[test]
 fn samples_count_with_the_rate_that_they_were_taken_at() {

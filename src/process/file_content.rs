@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::sync::Arc;
 
 use crate::sys;
@@ -39,6 +39,21 @@ impl Content {
         }
     }
 
+    /// The file of an image's layer that this is; `None` if it is not seen through an overlay.
+    pub fn layer_file(&self) -> Option<LayerFile> {
+        let Content::File(file) = self else { return None };
+        if !sys::files::is_in_overlay(file) {
+            return None;
+        }
+        let meta = file.metadata().ok()?;
+        Some(LayerFile {
+            inode: meta.ino(),
+            len: meta.len(),
+            modified: (meta.mtime(), meta.mtime_nsec()),
+            changed: (meta.ctime(), meta.ctime_nsec()),
+        })
+    }
+
     /// Fills `buf` from `at`, as far as there are bytes; returns how many.
     pub fn read_at(&self, at: u64, buf: &mut [u8]) -> io::Result<usize> {
         match self {
@@ -47,6 +62,17 @@ impl Content {
             Content::Missing => Ok(0),
         }
     }
+}
+
+/// Identity of a file below an overlay. Each container sees the layers of its image through a mount, and so a device, of its own;
+/// the inode and the times are those of the one file in the layer (`ovl_getattr`, fs/overlayfs/inode.c, Linux 6.18). The time of
+/// the last change is the kernel's: who copies a file cannot set it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct LayerFile {
+    inode: u64,
+    len: u64,
+    modified: (i64, i64),
+    changed: (i64, i64),
 }
 
 /// Bytes of which most are zero and not stored.

@@ -235,6 +235,17 @@ pub fn free_space(path: &Path) -> io::Result<u64> {
     Ok(found.f_bavail.saturating_mul(found.f_frsize))
 }
 
+/// Whether a file is seen through an overlay file system, as those of most containers are.
+pub fn is_in_overlay(file: &File) -> bool {
+    let mut found = MaybeUninit::<libc::statfs>::uninit();
+    // SAFETY: a descriptor, and a place for the result.
+    if check(unsafe { libc::fstatfs(file.as_raw_fd(), found.as_mut_ptr()) }.into()).is_err() {
+        return false;
+    }
+    // SAFETY: the call has filled it.
+    unsafe { found.assume_init() }.f_type == libc::OVERLAYFS_SUPER_MAGIC
+}
+
 /// An empty file in memory, close-on-exec.
 pub fn memory_file() -> io::Result<File> {
     // SAFETY: a name that ends in a NUL, and flags; the result is checked.

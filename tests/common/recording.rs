@@ -135,6 +135,10 @@ impl Running {
         Running { child, output, stderr }
     }
 
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
     /// Sends a signal, by its name.
     pub fn signal(&self, name: &str) {
         let done = Command::new("kill")

@@ -17,7 +17,7 @@ use object::read::elf::ElfFile64;
 use object::{LittleEndian, Object, ObjectSection, ReadCache, elf};
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use super::file_content::{Content, ContentReader};
+use super::file_content::{Content, ContentReader, LayerFile};
 use super::root::{OpenRoots, Root};
 use super::system::{FileKey, System};
 use crate::code_map::CodeSection;
@@ -328,6 +328,8 @@ pub struct Modules {
     closed: Arc<Module>,
     by_file: FxHashMap<FileKey, ModuleId>,
     by_name: FxHashMap<Vec<u8>, ModuleId>,
+    /// Files of images, which many containers see under one path, each by a device of its own; where files are of many processes.
+    by_layer: Option<FxHashMap<(LayerFile, Vec<u8>), ModuleId>>,
     roots: OpenRoots,
     /// Files opened before their events are handled, by process, start and path.
     ahead: FxHashMap<(Pid, u64, Vec<u8>), Option<OpenedFile>>,
@@ -352,6 +354,7 @@ impl Default for Modules {
             closed: Arc::new(Module::missing(Vec::new(), None)),
             by_file: FxHashMap::default(),
             by_name: FxHashMap::default(),
+            by_layer: None,
             roots: OpenRoots::default(),
             ahead: FxHashMap::default(),
             open: 0,
@@ -374,6 +377,7 @@ impl Modules {
         let all = Modules::default();
         Modules {
             max_of_one: (all.max_open / SHARE).max(1),
+            by_layer: Some(FxHashMap::default()),
             ..all
         }
     }
@@ -489,6 +493,13 @@ impl Modules {
                 if let Some(id) = known.and_then(|id| self.checked(*id, path)) {
                     return (id, false);
                 }
+                let layer = self.by_layer.as_ref().and_then(|_| content.layer_file());
+                let layer = layer.map(|file| (file, path.to_vec()));
+                let seen = self.by_layer.as_ref().zip(layer.as_ref());
+                if let Some(id) = seen.and_then(|(known, file)| known.get(file).copied()) {
+                    self.by_file.insert(key, id);
+                    return (id, false);
+                }
                 let module = if self.open < self.max_open {
                     Module::new(path.to_vec(), content)
                 } else {
@@ -496,8 +507,12 @@ impl Modules {
                     Module::missing(path.to_vec(), Some(why))
                 };
                 self.open += usize::from(matches!(module.content, Content::File(_)));
+                let layer = layer.filter(|_| module.refused.is_none());
                 let id = self.add(module);
                 self.by_file.insert(key, id);
+                if let Some((known, file)) = self.by_layer.as_mut().zip(layer) {
+                    known.insert(file, id);
+                }
                 (id, true)
             }
             None => self.unread(path, None),
@@ -542,6 +557,9 @@ impl Modules {
         }
         self.by_file.retain(|_, id| !ids.contains(id));
         self.by_name.retain(|_, id| !ids.contains(id));
+        if let Some(known) = &mut self.by_layer {
+            known.retain(|_, id| !ids.contains(id));
+        }
     }
 
     /// Uses the numbers of closed files again: nothing knows them any more. Also drops the root directories of what is closed.
