@@ -70,6 +70,13 @@ pub fn layouts(minor: u8) -> (ObjectLayout, HeapLayout) {
     (facts.objects, facts.heap.expect("a known layout"))
 }
 
+/// How objects of a version lie in blocks.
+pub fn placement(minor: u8) -> Placement {
+    let (objects, heap) = layouts(minor);
+    let layout = versions::find((3, minor, 255)).expect("a known version").layout;
+    Placement::new(&objects, &layout, heap.pre_header, false)
+}
+
 pub const ARENA: u64 = 0x7f00_0000_0000;
 /// Variables, and what is allocated elsewhere.
 pub const DATA: u64 = 0x5000_0000_0000;
@@ -139,6 +146,7 @@ pub const TYPE: u64 = DATA;
 pub const LIST: u64 = DATA + 0x1000;
 pub const FLOAT: u64 = DATA + 0x2000;
 pub const DICT: u64 = DATA + 0x3000;
+pub const STR: u64 = DATA + 0x4000;
 /// `Py_TPFLAGS_HAVE_GC`
 pub const GC: u64 = 1 << 14;
 
@@ -149,6 +157,7 @@ pub fn with_types() -> FakeMemory {
     put_type(&mut memory, LIST, TYPE, "list", (40, 0), 1 << 25 | GC, 0);
     put_type(&mut memory, FLOAT, TYPE, "float", (24, 0), 0, 0);
     put_type(&mut memory, DICT, TYPE, "dict", (48, 0), 1 << 29 | GC, 0);
+    put_type(&mut memory, STR, TYPE, "str", (80, 0), 1 << 28, 0);
     memory
 }
 
@@ -160,6 +169,6 @@ pub fn heap(minor: u8, pools: Vec<super::arenas::Arena>) -> PythonHeap {
         allocator: Allocator::Pools(pools),
         layout,
         objects,
-        placement: Placement::new(&objects, layout.pre_header, false),
+        placement: placement(minor),
     }
 }

@@ -138,7 +138,7 @@ pub fn find(
         allocator,
         layout,
         objects,
-        placement: Placement::new(&objects, layout.pre_header, runtime.free_threaded),
+        placement: Placement::new(&objects, &interpreter.layout, layout.pre_header, runtime.free_threaded),
     })
 }
 

@@ -251,7 +251,7 @@ mod tests {
             at: ALLOCATED,
             name: b"x".to_vec(),
             flags,
-            basic: 16,
+            least: 16,
             offset: 0,
             owner,
         }

@@ -16,6 +16,7 @@ use super::is_in;
 use super::owned::Owner;
 use crate::bytes::u64_at;
 use crate::cpython::object_layout::ObjectLayout;
+use crate::cpython_layout::Layout;
 use crate::event::PAGE;
 use crate::process::memory::Memory;
 
@@ -40,6 +41,8 @@ const HAS_GC: u64 = 1 << 14;
 /// `Py_TPFLAGS_LIST_SUBCLASS`, `Py_TPFLAGS_DICT_SUBCLASS`, `Py_TPFLAGS_TYPE_SUBCLASS`
 pub const IS_LIST: u64 = 1 << 25;
 pub const IS_DICT: u64 = 1 << 29;
+/// `Py_TPFLAGS_UNICODE_SUBCLASS`
+const IS_TEXT: u64 = 1 << 28;
 const IS_TYPE: u64 = 1 << 31;
 /// Bytes of the header of the garbage collector, and of what may be ahead of it.
 const HEADER: u64 = 16;
@@ -56,18 +59,22 @@ pub struct Placement {
     /// `tp_base`, from the start of a type.
     base: u64,
     item_size: u64,
+    /// Bytes of the smallest `str`.
+    smallest_text: u64,
     /// Bytes of a type that are read.
     read: usize,
 }
 
 impl Placement {
-    pub fn new(objects: &ObjectLayout, pre_header: u64, free_threaded: bool) -> Placement {
+    pub fn new(objects: &ObjectLayout, layout: &Layout, pre_header: u64, free_threaded: bool) -> Placement {
         let base = u64::from(objects.type_flags) + 88;
         Placement {
             pre_header,
             free_threaded,
             base,
             item_size: u64::from(objects.type_basicsize) + 8,
+            // The text ends with a zero.
+            smallest_text: u64::from(layout.str_ascii_data) + 1,
             read: base as usize + 8,
         }
     }
@@ -87,8 +94,8 @@ pub struct TypeInfo {
     pub at: u64,
     pub name: Vec<u8>,
     pub flags: u64,
-    /// Bytes of an object without its items.
-    pub basic: u64,
+    /// Bytes of the smallest object.
+    pub least: u64,
     /// Where its objects begin in their blocks.
     pub offset: u64,
     pub owner: Owner,
@@ -154,7 +161,7 @@ impl<'a> Types<'a> {
             }
             let Some(index) = self.find(word) else { continue };
             let info = self.get(index)?;
-            if info.offset == offset && info.basic + offset <= size {
+            if info.offset == offset && info.least + offset <= size {
                 // Of a freed object, some word further on may look like a type.
                 let is_alive = self.placement.free_threaded || references != 0;
                 return is_alive.then_some((index, offset));
@@ -251,7 +258,13 @@ impl<'a> Types<'a> {
             at,
             name,
             flags,
-            basic,
+            // `tp_basicsize` is that of a `str` of which the text is elsewhere; ASCII text has a shorter header
+            // (PyASCIIObject, Include/cpython/unicodeobject.h, v3.8.18 to v3.15.0).
+            least: if flags & (IS_TEXT | HEAP_TYPE) == IS_TEXT {
+                basic.min(self.placement.smallest_text)
+            } else {
+                basic
+            },
             offset: self.placement.offset(flags),
             owner,
         })
@@ -282,17 +295,16 @@ fn may_be_type(at: u64) -> bool {
 #[cfg(test)]
 mod tests {
     use super::super::fake::{
-        ALLOCATED, ARENA, DATA, FLOAT, FakeMemory, GC, LIST, TYPE, layouts, put_type, with_types,
+        ALLOCATED, ARENA, DATA, FLOAT, FakeMemory, GC, LIST, STR, TYPE, layouts, placement, put_type, with_types,
     };
     use super::*;
 
     fn types(memory: &FakeMemory, minor: u8) -> Types<'_> {
-        let (objects, layout) = layouts(minor);
-        let placement = Placement::new(&objects, layout.pre_header, false);
+        let (objects, _) = layouts(minor);
         Types::new(
             memory,
             objects,
-            placement,
+            placement(minor),
             std::iter::once(ARENA..ARENA + (1 << 20)).collect(),
         )
     }
@@ -327,6 +339,8 @@ mod tests {
             1 << 9 | GC | 1 << 25,
             LIST,
         );
+        let text = ALLOCATED + 0x2000;
+        put_type(&mut memory, text, TYPE, "Text", (80, 0), 1 << 9 | 1 << 28, STR);
         let garbage = ARENA + 64;
         type Case<'a> = (&'a str, u8, &'a [u64], u64, Option<(&'a str, u64)>);
         let cases: &[Case] = &[
@@ -349,6 +363,11 @@ mod tests {
                 32,
                 Some(("float", 0)),
             ),
+            ("a short text", 11, &[1, STR, 5], 64, Some(("str", 0))),
+            ("a short text of 3.12", 12, &[1, STR, 5], 48, Some(("str", 0))),
+            ("a block that is too small for a text", 11, &[1, STR, 5], 48, None),
+            ("a text of a class in a small block", 11, &[1, text, 5], 64, None),
+            ("a text of a class", 11, &[1, text, 5], 80, Some(("Text", 0))),
             ("a list where a float would be", 12, &[1, LIST], 64, None),
             ("a float where a list would be", 12, &[0, 0, 1, FLOAT], 64, None),
             ("a freed float", 12, &[0, FLOAT], 32, None),
