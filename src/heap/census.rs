@@ -45,7 +45,7 @@ const MAX_SAMPLE_TIME: u64 = 200_000_000;
 pub struct CensusOptions {
     /// CPU time for Python's pools. `None`: everything is read.
     pub budget: Option<Duration>,
-    /// The type of which some objects are shown: its name, or the part of it behind the last dot.
+    /// The type of which some objects are shown: its name, or the part of it behind one of its dots.
     pub sample: Option<String>,
     /// All pools are searched for the owners of large blocks.
     pub owners: bool,

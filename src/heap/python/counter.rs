@@ -464,7 +464,7 @@ impl<'a> Counter<'a> {
         let (index, offset) = self.types.classify(head, size)?;
         self.touch(index)?.add(1, size);
         if let (Some(instances), Some(info)) = (&mut self.instances, self.types.get(index)) {
-            instances.offer(&info.name, at + offset);
+            instances.offer(&info.full_name, at + offset);
         }
         let buffer = self
             .types
@@ -616,7 +616,7 @@ impl<'a> Counter<'a> {
         let row = self.row(index)?;
         row.count.exact += 1;
         row.bytes.exact = row.bytes.exact.saturating_add(size);
-        self.types.get(index).map(|info| info.name.as_slice())
+        self.types.get(index).map(|info| info.full_name.as_slice())
     }
 
     /// What has been counted.
@@ -722,7 +722,7 @@ impl<'a> Counter<'a> {
 
 fn type_census(info: &TypeInfo, count: Estimate, bytes: Estimate) -> TypeCensus {
     TypeCensus {
-        name: info.name.clone(),
+        name: info.full_name.clone(),
         count,
         bytes,
         may_own_large: info.owner.may_be_large(),

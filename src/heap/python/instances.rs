@@ -14,7 +14,7 @@ pub struct Instances {
 }
 
 impl Instances {
-    /// Draws `most` objects of a type at most. `name`: of the type, or the part of it behind the last dot.
+    /// Draws `most` objects of a type at most. `name`: of the type, or the part of it behind one of its dots.
     pub fn new(name: &[u8], most: usize) -> Instances {
         Instances {
             name: name.to_vec(),
@@ -27,8 +27,8 @@ impl Instances {
 
     /// Takes in an object that was met, if it is of the type.
     pub fn offer(&mut self, type_name: &[u8], address: u64) {
-        let last = type_name.rsplit(|c| *c == b'.').next();
-        if type_name != self.name && last != Some(&self.name) {
+        let before = type_name.strip_suffix(&self.name[..]);
+        if !before.is_some_and(|before| before.last().is_none_or(|c| *c == b'.')) {
             return;
         }
         self.met += 1;
@@ -66,6 +66,7 @@ mod tests {
                 sample.offer(b"int", at);
                 sample.offer(if at % 2 == 0 { b"Point" } else { b"geo.Point" }, at);
                 sample.offer(b"NotPoint", at);
+                sample.offer(b"Point.Inner", at);
             }
             assert_eq!(sample.met(), 20);
             instances = sample.into_addresses();

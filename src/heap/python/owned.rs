@@ -250,6 +250,7 @@ mod tests {
         TypeInfo {
             at: ALLOCATED,
             name: b"x".to_vec(),
+            full_name: b"x".to_vec(),
             flags,
             least: 16,
             offset: 0,

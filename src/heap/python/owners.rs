@@ -70,8 +70,8 @@ fn object_with(types: &mut Types, live: &LiveBlocks, pool: &[u8], place: usize) 
     let start = live.offsets().find(|start| (*start..start + size).contains(&place))?;
     let block = pool.get(start..start.checked_add(size)?)?;
     let (index, _) = types.classify(block, size as u64)?;
-    let name = &types.get(index)?.name;
-    (!LEAVES.contains(&name.as_slice())).then(|| name.clone())
+    let info = types.get(index)?;
+    (!LEAVES.contains(&info.name.as_slice())).then(|| info.full_name.clone())
 }
 
 #[cfg(test)]

@@ -7,6 +7,9 @@
 //! is a type. Types lie outside of Python's arenas: they are larger than its blocks, or variables.
 //!
 //! Flags and members of types: Include/object.h and Include/cpython/object.h, v3.8.18 to v3.15.0.
+//!
+//! Classes of Python have only their own name in `tp_name`. The name of the module is in their namespace, and that of the
+//! class around them in `ht_qualname`.
 
 use std::ops::Range;
 
@@ -15,7 +18,9 @@ use rustc_hash::FxHashMap;
 use super::is_in;
 use super::owned::Owner;
 use crate::bytes::u64_at;
+use crate::cpython::dict::KeysTable;
 use crate::cpython::object_layout::ObjectLayout;
+use crate::cpython::strings;
 use crate::cpython_layout::Layout;
 use crate::event::PAGE;
 use crate::process::memory::Memory;
@@ -28,6 +33,10 @@ const MAX_REFUSED: usize = 1 << 20;
 const MAX_DEPTH: u32 = 16;
 /// Bytes of a name that are kept.
 const MAX_NAME: usize = 128;
+/// Entries of a class's namespace that are searched for its module. In most it is the first one.
+const MAX_ENTRIES: usize = 64;
+/// Names in such entries that are read in all: classes without a module are rare.
+const MAX_KEYS: u32 = 1 << 14;
 /// The largest objects that a type may have, and the largest items, bytes.
 const MAX_BASIC: u64 = 1 << 20;
 const MAX_ITEM: u64 = 1 << 16;
@@ -59,8 +68,8 @@ pub struct Placement {
     /// `tp_base`, from the start of a type.
     base: u64,
     item_size: u64,
-    /// Bytes of the smallest `str`.
-    smallest_text: u64,
+    /// Where text is in a `str`.
+    layout: Layout,
     /// Bytes of a type that are read.
     read: usize,
 }
@@ -73,10 +82,19 @@ impl Placement {
             free_threaded,
             base,
             item_size: u64::from(objects.type_basicsize) + 8,
-            // The text ends with a zero.
-            smallest_text: u64::from(layout.str_ascii_data) + 1,
-            read: base as usize + 8,
+            layout: *layout,
+            read: base as usize + 16,
         }
+    }
+
+    /// Bytes of the smallest `str`, whose text is a zero.
+    fn smallest_text(&self) -> u64 {
+        u64::from(self.layout.str_ascii_data) + 1
+    }
+
+    /// `tp_dict`, from the start of a type.
+    fn namespace(&self) -> u64 {
+        self.base + 8
     }
 
     /// Where objects of a type with these flags begin in their blocks.
@@ -92,7 +110,10 @@ impl Placement {
 pub struct TypeInfo {
     /// avma.
     pub at: u64,
+    /// `tp_name`: with the module, if C code defines the type, but for built-in types.
     pub name: Vec<u8>,
+    /// With the module, and the classes or functions around it, for all but built-in types.
+    pub full_name: Vec<u8>,
     pub flags: u64,
     /// Bytes of the smallest object.
     pub least: u64,
@@ -114,6 +135,10 @@ pub struct Types<'a> {
     /// Addresses asked for last, by their lowest bits that differ: most blocks are like their neighbours.
     recent: Vec<(u64, Option<u32>)>,
     list: Vec<TypeInfo>,
+    /// avma of the text `__module__` that was found last: namespaces share one.
+    module_key: u64,
+    /// How many names in namespaces may still be read.
+    keys_left: u32,
     pub is_truncated: bool,
 }
 
@@ -136,6 +161,8 @@ impl<'a> Types<'a> {
             refused: 0,
             recent: vec![(0, None); RECENT],
             list: Vec::new(),
+            module_key: 0,
+            keys_left: MAX_KEYS,
             is_truncated: false,
         }
     }
@@ -254,20 +281,70 @@ impl<'a> Types<'a> {
             }
             owner => owner,
         };
+        let full_name = if flags & HEAP_TYPE != 0 && !name.contains(&b'.') {
+            let namespace = word(self.placement.namespace())?;
+            self.full_name(at, namespace, &name, depth)
+        } else {
+            name.clone()
+        };
         Some(TypeInfo {
             at,
             name,
+            full_name,
             flags,
             // `tp_basicsize` is that of a `str` of which the text is elsewhere; ASCII text has a shorter header
             // (PyASCIIObject, Include/cpython/unicodeobject.h, v3.8.18 to v3.15.0).
             least: if flags & (IS_TEXT | HEAP_TYPE) == IS_TEXT {
-                basic.min(self.placement.smallest_text)
+                basic.min(self.placement.smallest_text())
             } else {
                 basic
             },
             offset: self.placement.offset(flags),
             owner,
         })
+    }
+
+    /// The name of a class of Python with its module, as `repr` has it, as far as that can be read.
+    fn full_name(&mut self, at: u64, namespace: u64, name: &[u8], depth: u32) -> Vec<u8> {
+        let mut full = name.to_vec();
+        // Ahead of `ht_cached_keys`.
+        let qualified = at.checked_add(u64::from(self.objects.type_keys) - 8);
+        if let Some(text) = qualified.and_then(|place| self.text(self.memory.u64(place)?, depth))
+            && text.rsplit(|c| *c == b'.').next() == Some(name)
+        {
+            full = text;
+        }
+        match self.module(namespace, depth) {
+            Some(module) if module != b"builtins" => [&module, &b"."[..], &full].concat(),
+            _ => full,
+        }
+    }
+
+    /// The name of the module in a class's namespace.
+    fn module(&mut self, namespace: u64, depth: u32) -> Option<Vec<u8>> {
+        let table = KeysTable::of_dict(self.memory, &self.objects, namespace)?;
+        let entries = table.entries(self.memory, MAX_ENTRIES)?;
+        let known = entries.iter().find(|entry| entry.key == self.module_key);
+        if let Some(entry) = known {
+            return self.text(entry.value, depth);
+        }
+        for entry in &entries {
+            self.keys_left = self.keys_left.checked_sub(1)?;
+            if self.text(entry.key, depth).is_some_and(|text| text == b"__module__") {
+                self.module_key = entry.key;
+                return self.text(entry.value, depth);
+            }
+        }
+        None
+    }
+
+    /// The beginning of the text of a `str`. `None`: there is none.
+    fn text(&mut self, at: u64, depth: u32) -> Option<Vec<u8>> {
+        let kind = self.memory.u64(at.checked_add(self.objects.ob_type.into())?)?;
+        let kind = self.look_up(kind, depth + 1)?;
+        (self.get(kind)?.flags & IS_TEXT != 0).then_some(())?;
+        let (text, _) = strings::read_str_start(self.memory, &self.placement.layout, at, MAX_NAME as u64)?;
+        Some(text.into_bytes())
     }
 
     /// The text at an address, which is a name: it has no control characters and ends.
