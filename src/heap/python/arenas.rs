@@ -22,8 +22,10 @@ use crate::process::memory::Memory;
 const ENTRY: u64 = 48;
 /// Entries of the array when it is made (`INITIAL_ARENA_OBJECTS`). It is doubled when it is full.
 const FIRST_ENTRIES: u64 = 16;
-/// Entries that are read at most: 1 TiB in arenas of 1 MiB.
+/// Entries that are read at most, of all arrays together: 1 TiB in arenas of 1 MiB.
 const MAX_ENTRIES: u64 = 1 << 20;
+/// Arrays at most: one of each interpreter that is searched.
+const MAX_ARRAYS: u32 = 80;
 /// Arenas of a candidate whose pools are asked.
 const WITNESSES: usize = 16;
 /// Pools of an arena at most; there are 64, or 128 where arenas are as large as huge pages (v3.15.0).
@@ -36,8 +38,9 @@ const MAX_DATA: u64 = 64 << 20;
 const MAX_STATE: u64 = 512 << 10;
 /// `mgmt.arenas` in `struct _obmalloc_state`, behind the table of pools.
 const STATE_ARENAS: u64 = 512;
-/// Words of it that are tried at most.
+/// Words of it that are tried at most, and pools that are asked for all of them.
 const MAX_CANDIDATES: usize = 1 << 17;
+const MAX_ASKED: u32 = 1 << 17;
 
 /// One arena.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -113,6 +116,9 @@ pub fn find(memory: &dyn Memory, areas: &Areas, data: &[Range<u64>], states: &[u
         pool: pool.into(),
         tried: FxHashSet::default(),
         tried_states: FxHashSet::default(),
+        arrays_left: MAX_ARRAYS,
+        entries_left: MAX_ENTRIES,
+        asked: 0,
         found: Vec::new(),
     };
     for part in data {
@@ -142,6 +148,10 @@ struct Search<'a> {
     pool: u64,
     tried: FxHashSet<u64>,
     tried_states: FxHashSet<u64>,
+    arrays_left: u32,
+    entries_left: u64,
+    /// Pools that were asked so far whether an array has their arena.
+    asked: u32,
     found: Vec<Arena>,
 }
 
@@ -189,11 +199,16 @@ impl Search<'_> {
         if !self.is_confirmed(&arenas) {
             return;
         }
+        let Some(left) = self.arrays_left.checked_sub(1) else {
+            return;
+        };
+        self.arrays_left = left;
         let mut count = FIRST_ENTRIES;
-        while count < MAX_ENTRIES
+        while count <= self.entries_left
             && let Some(more) = self.entries(at, count..count * 2)
         {
             arenas.extend(more);
+            self.entries_left -= count;
             count *= 2;
         }
         self.drop_wrong(&mut arenas);
@@ -251,13 +266,17 @@ impl Search<'_> {
         Some(header.is_plausible(arena.first_pool, self.pool as u32) && u64::from(header.arena) == *index)
     }
 
-    fn is_confirmed(&self, arenas: &[(u64, Arena)]) -> bool {
+    fn is_confirmed(&mut self, arenas: &[(u64, Arena)]) -> bool {
+        if self.asked >= MAX_ASKED {
+            return false;
+        }
         let answers = arenas.iter().filter_map(|arena| self.agrees(arena)).take(WITNESSES);
         let (mut right, mut asked) = (0, 0);
         for agrees in answers {
             asked += 1;
             right += u32::from(agrees);
         }
+        self.asked += arenas.len() as u32;
         // The target runs meanwhile.
         right > 0 && right * 4 >= asked * 3
     }
