@@ -250,9 +250,12 @@ impl Census {
         let python = counter.map(Counter::finish);
         let mut account = divide(&smaps, &present, claims);
         let mut large = large(glibc.as_ref(), python.as_ref(), &objects);
-        let mut found = OwnedBlocks::new();
+        let (mut found, mut has_searched_all) = (OwnedBlocks::new(), false);
         if let Some(heap) = heap.as_ref().filter(|_| options.owners) {
-            found = find_owners(heap, &memory, &present, &mut large);
+            (found, has_searched_all) = find_owners(heap, &memory, &present, &mut large);
+            if !has_searched_all {
+                notes.push(owners_missing(heap).into());
+            }
         }
         let mut types = Vec::new();
         if let Some(python) = &python {
@@ -270,7 +273,7 @@ impl Census {
         check_still_there(pid)?;
         Ok(Census {
             account,
-            has_all_owners: is_full || options.owners && heap.is_some(),
+            has_all_owners: is_full || has_searched_all,
             interpreter: interpreter.map(|found| found.text),
             python: python.map(|python| Pools {
                 all: python.pools,
@@ -424,8 +427,22 @@ fn large(glibc: Option<&Glibc>, python: Option<&PythonCensus>, objects: &FxHashM
 /// Number and bytes of blocks by the type of their owner.
 type OwnedBlocks = BTreeMap<Vec<u8>, (u64, u64)>;
 
-/// Looks for the owners of those blocks that have none. Returns what was found.
-fn find_owners(heap: &PythonHeap, memory: &dyn Memory, present: &Present, large: &mut [LargeUse]) -> OwnedBlocks {
+/// Why owners may have been missed by a search.
+fn owners_missing(heap: &PythonHeap) -> &'static str {
+    if heap.has_pools() {
+        "not all pools were searched for the owners of large blocks: the time was over"
+    } else {
+        "owners of large blocks are not searched for in free-threaded builds (--all reads everything)"
+    }
+}
+
+/// Looks for the owners of those blocks that have none. Returns what was found, and whether everything was searched.
+fn find_owners(
+    heap: &PythonHeap,
+    memory: &dyn Memory,
+    present: &Present,
+    large: &mut [LargeUse],
+) -> (OwnedBlocks, bool) {
     let wanted = large.iter().filter(|block| block.owner == Owner::Unknown);
     let mut wanted: Vec<u64> = wanted.map(|block| block.address).collect();
     wanted.sort_unstable();
@@ -433,13 +450,13 @@ fn find_owners(heap: &PythonHeap, memory: &dyn Memory, present: &Present, large:
     let mut owners = heap.owners(memory, present, &wanted, &|| clock::now() > end);
     let mut found = OwnedBlocks::new();
     for block in large {
-        if let Some(name) = owners.remove(&block.address) {
+        if let Some(name) = owners.names.remove(&block.address) {
             let sums = found.entry(name.clone()).or_default();
             *sums = (sums.0 + 1, sums.1.saturating_add(block.bytes));
             block.owner = Owner::Object(name);
         }
     }
-    found
+    (found, owners.is_complete)
 }
 
 /// The rows of the types, with the large buffers that their objects own. Those whose owner was not met may be of any

@@ -43,6 +43,7 @@ use arenas::{Areas, Arena};
 pub use counter::Counter;
 pub use instances::Instances;
 use mimalloc::MiPage;
+pub use owners::Owners;
 use types::Placement;
 
 /// Owned buffers of so many bytes or more are listed one by one, and not estimated: few of them may have most of the memory.
@@ -143,6 +144,11 @@ pub fn find(
 }
 
 impl PythonHeap {
+    /// Whether its memory is divided into pools, as it is in all but free-threaded builds.
+    pub fn has_pools(&self) -> bool {
+        matches!(self.allocator, Allocator::Pools(_))
+    }
+
     /// Whether an address is in Python's own memory.
     fn has(&self, avma: u64) -> bool {
         is_in(&self.arenas, avma)

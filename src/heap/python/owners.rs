@@ -12,20 +12,31 @@ const BATCH: usize = 64;
 /// Types whose objects own nothing: a number in them may look like an address.
 const LEAVES: [&[u8]; 5] = [b"int", b"float", b"complex", b"str", b"bytes"];
 
+/// What a search for owners has found.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Owners {
+    /// The names of the types of owners, by block.
+    pub names: FxHashMap<u64, Vec<u8>>,
+    /// False: not all pools were searched.
+    pub is_complete: bool,
+}
+
 impl PythonHeap {
-    /// Finds objects of Python's own memory that have the address of one of these blocks (ascending) in them. Returns
-    /// the names of their types by block; of several objects the first one counts. mimalloc's pages are not searched.
-    /// `is_over` ends it.
+    /// Finds objects of Python's own memory that have the address of one of these blocks (ascending) in them. Of several
+    /// objects the first one counts. mimalloc's pages are not searched. `is_over` ends it.
     pub fn owners(
         &self,
         memory: &dyn Memory,
         resident: &dyn ResidentPages,
         blocks: &[u64],
         is_over: &dyn Fn() -> bool,
-    ) -> FxHashMap<u64, Vec<u8>> {
-        let mut owners = FxHashMap::default();
-        let (Allocator::Pools(arenas), Some(first), Some(last)) = (&self.allocator, blocks.first(), blocks.last())
-        else {
+    ) -> Owners {
+        let mut owners = Owners::default();
+        let Allocator::Pools(arenas) = &self.allocator else {
+            return owners;
+        };
+        let (Some(first), Some(last)) = (blocks.first(), blocks.last()) else {
+            owners.is_complete = true;
             return owners;
         };
         let mut types = Types::new(memory, self.objects, self.placement, self.arenas.clone());
@@ -37,29 +48,35 @@ impl PythonHeap {
         let mut pools = pools.filter(|at| resident.bytes_in(*at..at.saturating_add(size)) == size);
         let mut buffer = vec![0; self.layout.pool as usize * BATCH];
         let range = *first..=*last;
+        let mut batch: Vec<u64> = Vec::new();
         loop {
-            let batch: Vec<u64> = pools.by_ref().take(BATCH).collect();
+            batch.extend(pools.by_ref().take(BATCH - batch.len()));
+            owners.is_complete = batch.is_empty();
             if batch.is_empty() || is_over() {
                 return owners;
             }
             let pieces: Vec<(u64, usize)> = batch.iter().map(|at| (*at, self.layout.pool as usize)).collect();
             let copied = memory.read_pieces(&pieces, &mut buffer);
             let whole = buffer.get(..copied).unwrap_or_default();
-            for (at, pool) in batch.iter().zip(whole.chunks_exact(self.layout.pool as usize)) {
+            let whole = whole.chunks_exact(self.layout.pool as usize);
+            // The one that could not be read has gone.
+            let rest = batch.split_off(batch.len().min(whole.len() + 1));
+            for (at, pool) in batch.iter().zip(whole) {
                 let mut live = None;
                 for (place, word) in pool.chunks_exact(8).enumerate() {
                     let word = word.try_into().map_or(0, u64::from_le_bytes);
                     let is_wanted = range.contains(&word) && blocks.binary_search(&word).is_ok();
-                    if !is_wanted || owners.contains_key(&word) {
+                    if !is_wanted || owners.names.contains_key(&word) {
                         continue;
                     }
                     let live = live.get_or_insert_with(|| LiveBlocks::of(pool, *at)).as_ref();
                     let name = live.and_then(|live| object_with(&mut types, live, pool, 8 * place));
                     if let Some(name) = name {
-                        owners.insert(word, name);
+                        owners.names.insert(word, name);
                     }
                 }
             }
+            batch = rest;
         }
     }
 }
@@ -100,10 +117,37 @@ mod tests {
             }],
         );
         let owners = |blocks: &[u64], over: bool| heap.owners(&memory, &memory, blocks, &|| over);
-        assert_eq!(
-            owners(&blocks, false),
-            FxHashMap::from_iter([(blocks[0], b"list".to_vec())])
-        );
-        assert!(owners(&[], false).is_empty() && owners(&blocks, true).is_empty());
+        let found = |names: &[(u64, Vec<u8>)], is_complete: bool| Owners {
+            names: names.iter().cloned().collect(),
+            is_complete,
+        };
+        assert_eq!(owners(&blocks, false), found(&[(blocks[0], b"list".to_vec())], true));
+        assert_eq!(owners(&[], false), found(&[], true));
+        assert_eq!(owners(&blocks, true), found(&[], false));
+    }
+
+    /// Pools that are gone when they are read, of some that were in memory.
+    #[test]
+    fn pools_behind_one_that_has_gone_are_searched() {
+        let mut memory = with_types();
+        let arena = |at: u64| Arena {
+            range: at..at + (1 << 20),
+            first_pool: at,
+            pools: 1,
+            in_use: 1,
+        };
+        let starts = [ARENA, ARENA + (1 << 20), ARENA + (2 << 20)];
+        let last = starts[2];
+        memory.write(last, &pool(last, 0, 64, 1, &[]));
+        memory.words(last + 48, &[0, 0, 1, LIST, 3, ALLOCATED, 8]);
+        struct All;
+        impl ResidentPages for All {
+            fn bytes_in(&self, range: std::ops::Range<u64>) -> u64 {
+                range.end - range.start
+            }
+        }
+        let heap = heap(12, starts.map(arena).to_vec());
+        let owners = heap.owners(&memory, &All, &[ALLOCATED], &|| false);
+        assert_eq!(owners.names.get(&ALLOCATED), Some(&b"list".to_vec()));
     }
 }
