@@ -167,6 +167,7 @@ pub fn divide(smaps: &Smaps, present: &Present, mut claims: Vec<Claim>) -> Accou
         end = end.max(claim.range.end);
         is_new
     });
+    let claims: Vec<Claimed> = claims.into_iter().map(|claim| Claimed::of(claim, present)).collect();
     let mut account = Account {
         rss: smaps.total.rss,
         swap: smaps.total.swap,
@@ -176,11 +177,11 @@ pub fn divide(smaps: &Smaps, present: &Present, mut claims: Vec<Claim>) -> Accou
     let mut files: BTreeMap<&[u8], (u64, u64)> = BTreeMap::new();
     let mut first = 0;
     for (index, area) in smaps.areas.iter().enumerate() {
-        while claims.get(first).is_some_and(|claim| claim.range.end <= area.start) {
+        while claims.get(first).is_some_and(|claimed| claimed.claim.range.end <= area.start) {
             first += 1;
         }
         let inside = claims.iter().skip(first);
-        let inside = inside.take_while(|claim| claim.range.start < area.end);
+        let inside = inside.take_while(|claimed| claimed.claim.range.start < area.end);
         let claimed = claimed(area, present, inside);
         let rest = area.usage.rss - claimed.values().sum::<u64>();
         claimed.into_iter().for_each(|(part, bytes)| account.add(part, bytes));
@@ -252,16 +253,32 @@ impl Account {
     }
 }
 
+/// A claim, which may reach over many areas.
+struct Claimed {
+    claim: Claim,
+    /// Bytes of its range that are in memory.
+    all: u64,
+    /// The sum of its amounts.
+    named: u64,
+}
+
+impl Claimed {
+    fn of(claim: Claim, present: &Present) -> Claimed {
+        let amounts = claim.amounts.iter();
+        Claimed {
+            all: present.bytes_in(claim.range.clone()),
+            named: amounts.fold(0, |sum, (_, bytes)| sum.saturating_add(*bytes)),
+            claim,
+        }
+    }
+}
+
 /// What claims say of an area, at most its resident bytes.
-fn claimed<'a>(area: &Area, present: &Present, claims: impl Iterator<Item = &'a Claim>) -> Amounts {
+fn claimed<'a>(area: &Area, present: &Present, claims: impl Iterator<Item = &'a Claimed>) -> Amounts {
     let mut amounts = Amounts::new();
-    for claim in claims {
-        let all = present.bytes_in(claim.range.clone());
+    for Claimed { claim, all, named } in claims {
+        let (all, named) = (*all, *named);
         let here = present.bytes_in(claim.range.start.max(area.start)..claim.range.end.min(area.end));
-        let named: u64 = claim
-            .amounts
-            .iter()
-            .fold(0, |sum, (_, bytes)| sum.saturating_add(*bytes));
         let unnamed = all.saturating_sub(named);
         for (i, (part, bytes)) in claim.amounts.iter().enumerate() {
             let bytes = if i == 0 { bytes.saturating_add(unnamed) } else { *bytes };

@@ -1,5 +1,6 @@
 //! The stacks of a process's threads.
 
+use std::collections::BTreeSet;
 use std::ops::Range;
 
 use crate::event::Pid;
@@ -27,7 +28,7 @@ pub fn find(pid: Pid, smaps: &Smaps) -> Vec<Range<u64>> {
 
 fn among(smaps: &Smaps, pointers: &[u64], limit: Option<u64>) -> Vec<Range<u64>> {
     let mut stacks = Vec::new();
-    let mut sizes: Vec<u64> = limit.into_iter().collect();
+    let mut sizes: BTreeSet<u64> = limit.into_iter().collect();
     for pointer in pointers {
         let Some(index) = smaps.index_of(*pointer) else {
             continue;
@@ -35,7 +36,7 @@ fn among(smaps: &Smaps, pointers: &[u64], limit: Option<u64>) -> Vec<Range<u64>>
         let area = &smaps.areas[index];
         match guarded_size(smaps, index) {
             Some(size) => {
-                sizes.push(size);
+                sizes.insert(size);
                 stacks.push(area.start..area.end);
             }
             None if is_private(area) => {

@@ -29,8 +29,9 @@ const HEAP_PREVIOUS: u64 = 8;
 const HEAP_BYTES: u64 = 16;
 const MAX_HEAP_INFO: u64 = 128;
 
-/// Bytes of data that are searched.
+/// Bytes of data that are searched: of one mapping, and of all.
 const MAX_DATA: u64 = 16 << 20;
+const MAX_ALL_DATA: u64 = 64 << 20;
 const MAX_ARENAS: usize = 4096;
 /// Heaps of one arena: 64 GiB.
 const MAX_HEAPS: usize = 1024;
@@ -156,7 +157,7 @@ pub fn find(target: &Target) -> Result<Vec<Arena>, String> {
         if next == main {
             return Ok(arenas);
         }
-        if arenas.len() >= MAX_ARENAS {
+        if arenas.len() >= MAX_ARENAS || arenas.iter().any(|arena| arena.address == next) {
             return Err("the list of the C library's arenas does not end".into());
         }
         at = next;
@@ -171,13 +172,16 @@ fn data(smaps: &Smaps) -> Vec<Range<u64>> {
     };
     let of = |is_meant: &dyn Fn(&Area) -> bool| {
         let mut ranges = Vec::new();
+        let mut left = MAX_ALL_DATA;
         let mut end_of_data = None;
         for area in &smaps.areas {
             let is_data = area.is_file && is_meant(area);
             let is_behind = !area.is_file && smaps.name(area).is_empty() && end_of_data == Some(area.start);
             if is_data || is_behind {
                 end_of_data = is_data.then_some(area.end);
-                if area.is_writable && !area.is_shared && area.end - area.start <= MAX_DATA {
+                let size = area.end - area.start;
+                if area.is_writable && !area.is_shared && size <= MAX_DATA.min(left) {
+                    left -= size;
                     ranges.push(area.start..area.end);
                 }
             }
@@ -354,6 +358,9 @@ pub fn quick_free(target: &Target, arena: &Arena) -> u64 {
         let size = (bin + 2) * HEADER;
         while at != 0 && left > 0 && arena.segments.iter().any(|segment| segment.range.contains(&at)) {
             left -= 1;
+            if left.is_multiple_of(1 << 10) && target.is_over() {
+                return bytes;
+            }
             let (Some(head), Some(next)) = (memory.u64(at + 8), memory.u64(at + HEADER)) else {
                 break;
             };

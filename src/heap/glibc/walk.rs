@@ -115,10 +115,11 @@ impl<'a> Walk<'a> {
         let (mut at, mut pending) = (self.segment.first, None::<u64>);
         let (mut resumptions, mut steps) = (0, 0u64);
         while at < end {
-            steps += 1;
+            // An arena may have many segments.
             if steps.is_multiple_of(TURN) && self.target.is_over() {
                 break;
             }
+            steps += 1;
             let Some((size, flags)) = self.chunk(at) else {
                 if self.is_end(at) {
                     if let Some(before) = pending.take() {
