@@ -7,8 +7,9 @@
 use std::ops::Range;
 
 use crate::bytes::{u16_at, u32_at, u64_at};
+use crate::event::PAGE;
 use crate::process::maps::Mapping;
-use crate::process::memory::Memory;
+use crate::process::memory::{Memory, in_pieces};
 
 /// `MI_SEGMENT_SIZE`, `MI_SEGMENT_SLICE_SIZE`, `MI_SLICES_PER_SEGMENT`
 const SEGMENT: u64 = 32 << 20;
@@ -83,7 +84,14 @@ fn read_segment(memory: &dyn Memory, at: u64) -> Option<Segment> {
     is_segment.then_some(())?;
     let end = at.checked_add((slices * SLICE).next_multiple_of(SEGMENT))?;
     let mut headers = vec![0; entries as usize * PAGE_HEADER];
-    memory.read(at + FIRST_SLICE, &mut headers).then_some(())?;
+    // Pages of headers that were never used are not in memory: only the first slice of each page has one, and the last
+    // slice of what is free.
+    in_pieces(at + FIRST_SLICE, &mut headers, PAGE, |page, skip, piece| {
+        if !memory.read(page + skip as u64, piece) {
+            piece.fill(0);
+        }
+        true
+    });
     let mut pages = Vec::new();
     // The first page describes the segment itself.
     let mut index = own;
@@ -237,7 +245,6 @@ pub fn block_size(bytes: u64) -> u64 {
 mod tests {
     use super::super::fake::{FakeMemory, mapping};
     use super::*;
-    use crate::event::PAGE;
 
     const AT: u64 = 0x20_0000_0000;
 
@@ -300,6 +307,16 @@ mod tests {
         let huge = &found(&memory)[0];
         assert_eq!(huge.range, AT..AT + 2 * SEGMENT);
         assert_eq!(huge.pages, [page(1, 699, 699 * SLICE, false)]);
+    }
+
+    /// The kernel gives pages of headers when they are first written.
+    #[test]
+    fn segments_are_found_where_some_of_their_headers_are_not_in_memory() {
+        let mut memory = segment();
+        for page in 1..12 {
+            memory.remove_page(AT + page * PAGE);
+        }
+        assert_eq!(found(&memory), found(&segment()));
     }
 
     #[test]
