@@ -225,7 +225,7 @@ impl Census {
             let Some(counter) = &mut counter else { return };
             if block.bytes < LARGE {
                 counter.count_c_block(block.address, block.usable(), block.head);
-            } else if let Some(name) = counter.count_known_block(block.usable(), block.head) {
+            } else if let Some(name) = counter.count_known_block(block.address, block.usable(), block.head) {
                 objects.insert(block.address, name.to_vec());
             }
         };
@@ -236,12 +236,21 @@ impl Census {
                 None
             }
         };
+        let has_all_blocks = glibc
+            .as_ref()
+            .is_some_and(|glibc| glibc.is_complete && glibc.arenas.iter().all(|arena| arena.lost == 0));
         notes.extend(glibc.as_ref().and_then(lost));
+        if !has_all_blocks && heap.as_ref().is_some_and(PythonHeap::has_pools) {
+            notes.push("objects of more than 512 bytes in what was not read of the C heap are not counted".into());
+        }
         notes.extend(other_allocator(&smaps));
         let mut sample = None;
         if let Some(counter) = &mut counter {
             counter.end_c_unit();
             counter.set_c_units(1);
+            if !has_all_blocks {
+                counter.miss_c_blocks();
+            }
             let instances = counter.take_instances();
             sample = instances
                 .zip(interpreter.as_ref())

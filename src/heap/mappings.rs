@@ -177,7 +177,10 @@ pub fn divide(smaps: &Smaps, present: &Present, mut claims: Vec<Claim>) -> Accou
     let mut files: BTreeMap<&[u8], (u64, u64)> = BTreeMap::new();
     let mut first = 0;
     for (index, area) in smaps.areas.iter().enumerate() {
-        while claims.get(first).is_some_and(|claimed| claimed.claim.range.end <= area.start) {
+        while claims
+            .get(first)
+            .is_some_and(|claimed| claimed.claim.range.end <= area.start)
+        {
             first += 1;
         }
         let inside = claims.iter().skip(first);

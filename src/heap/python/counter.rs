@@ -140,7 +140,11 @@ pub struct Counter<'a> {
     torn: u64,
     has_debug_headers: bool,
     has_read_all: bool,
+    /// Blocks of the C heap were not read, of which some may be objects.
+    has_missed: bool,
     is_truncated: bool,
+    /// All bytes that are in memory.
+    all_resident: u64,
     /// Of a type of which some objects are wanted.
     instances: Option<Instances>,
 }
@@ -170,7 +174,9 @@ impl<'a> Counter<'a> {
             torn: 0,
             has_debug_headers: false,
             has_read_all: false,
+            has_missed: false,
             is_truncated: false,
+            all_resident: resident.bytes_in(0..u64::MAX),
             instances: None,
         }
     }
@@ -431,7 +437,7 @@ impl<'a> Counter<'a> {
             let end = start.saturating_add(page.block);
             let mut head = [0; HEAD];
             let is_read = page.is_object && self.memory.read(start, &mut head);
-            let is_object = is_read && self.count_known_block(page.block, &head).is_some();
+            let is_object = is_read && self.count_known_block(start, page.block, &head).is_some();
             if !is_object && self.own_large.len() < MAX_LARGE {
                 self.own_large.insert(start, page.block);
             }
@@ -463,9 +469,7 @@ impl<'a> Counter<'a> {
     fn count_block(&mut self, at: u64, size: u64, head: &[u8]) -> Option<u32> {
         let (index, offset) = self.types.classify(head, size)?;
         self.touch(index)?.add(1, size);
-        if let (Some(instances), Some(info)) = (&mut self.instances, self.types.get(index)) {
-            instances.offer(&info.full_name, at + offset);
-        }
+        self.offer(index, at.saturating_add(offset));
         let buffer = self
             .types
             .get(index)
@@ -486,6 +490,13 @@ impl<'a> Counter<'a> {
             }
         }
         Some(index)
+    }
+
+    /// Lets an object be drawn, if some of its type are wanted.
+    fn offer(&mut self, index: u32, object: u64) {
+        if let (Some(instances), Some(info)) = (&mut self.instances, self.types.get(index)) {
+            instances.offer(&info.full_name, object);
+        }
     }
 
     /// The row of a type.
@@ -537,7 +548,9 @@ impl<'a> Counter<'a> {
             return;
         };
         if matches!(buffer, Buffer::Blocks(..)) {
-            self.add_owned(owner, size);
+            if size <= self.all_resident {
+                self.add_owned(owner, size);
+            }
             return;
         }
         let end = at.saturating_add(size);
@@ -608,11 +621,17 @@ impl<'a> Counter<'a> {
         self.c_heap.all = all.max(self.c_heap.units);
     }
 
+    /// Says that blocks of the C heap were not read. It matters where some of them may be objects: mimalloc has them all.
+    pub fn miss_c_blocks(&mut self) {
+        self.has_missed = self.heap.has_pools();
+    }
+
     /// Counts a block that was not drawn, because all of its kind are looked at. Returns the name of its type if it is
     /// an object.
-    pub fn count_known_block(&mut self, size: u64, head: &[u8]) -> Option<&[u8]> {
-        let (_, head) = self.data_of(0, head);
-        let (index, _) = self.types.classify(head, size)?;
+    pub fn count_known_block(&mut self, at: u64, size: u64, head: &[u8]) -> Option<&[u8]> {
+        let (at, head) = self.data_of(at, head);
+        let (index, offset) = self.types.classify(head, size)?;
+        self.offer(index, at.saturating_add(offset));
         let row = self.row(index)?;
         row.count.exact += 1;
         row.bytes.exact = row.bytes.exact.saturating_add(size);
@@ -649,7 +668,7 @@ impl<'a> Counter<'a> {
             torn: self.torn,
             types: types.into_iter().map(|(_, row)| row).collect(),
             large,
-            is_full: self.has_read_all && self.c_heap.units == self.c_heap.all,
+            is_full: self.has_read_all && !self.has_missed && self.c_heap.units == self.c_heap.all,
             is_truncated: self.is_truncated || self.types.is_truncated,
         }
     }

@@ -125,8 +125,11 @@ fn c_blocks_are_counted_in_units_of_their_own() {
     counter.end_c_unit();
     counter.end_c_unit();
     counter.set_c_units(4);
-    assert_eq!(counter.count_known_block(70_000, &float), Some(&b"float"[..]));
-    assert_eq!(counter.count_known_block(70_000, &[0; 32]), None);
+    assert_eq!(
+        counter.count_known_block(ALLOCATED, 70_000, &float),
+        Some(&b"float"[..])
+    );
+    assert_eq!(counter.count_known_block(ALLOCATED, 70_000, &[0; 32]), None);
     let census = counter.finish();
     let (name, count, bytes) = rows(&census)[0].clone();
     // One of two units of four, three in pools, and one that is known.
