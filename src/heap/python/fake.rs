@@ -142,6 +142,41 @@ pub fn put_type(memory: &mut FakeMemory, at: u64, meta: u64, name: &str, sizes: 
     memory.write(at + 1024 + name.len() as u64, &[0]);
 }
 
+/// Writes an ASCII text.
+pub fn put_text(memory: &mut FakeMemory, minor: u8, at: u64, text: &str) {
+    let layout = versions::find((3, minor, 255)).expect("a known version").layout;
+    memory.words(at, &[1, STR]);
+    memory.words(at + u64::from(layout.str_length), &[text.len() as u64]);
+    // Characters of a byte, behind the header, ASCII.
+    let state = 0b1_1001_u32 << layout.str_kind_bit;
+    memory.write(at + u64::from(layout.str_state), &state.to_le_bytes());
+    memory.write(at + u64::from(layout.str_ascii_data), text.as_bytes());
+}
+
+/// Writes a dict with its keys and values behind it. Keys are all texts.
+pub fn put_dict(memory: &mut FakeMemory, minor: u8, at: u64, entries: &[(u64, u64)]) {
+    let (objects, _) = layouts(minor);
+    let keys = at + 64;
+    memory.words(at, &[1, DICT]);
+    memory.words(at + u64::from(objects.dict_keys), &[keys, 0]);
+    // A table of eight places; its index has a byte for each.
+    let first = if objects.dict_kinds {
+        memory.words(
+            keys,
+            &[1, u64::from_le_bytes([3, 3, 1, 0, 0, 0, 0, 0]), 0, entries.len() as u64],
+        );
+        keys + 32 + 8
+    } else {
+        memory.words(keys, &[1, 8, 0, 0, entries.len() as u64]);
+        keys + 40 + 8
+    };
+    let words = entries.iter().flat_map(|(key, value)| {
+        let hash = (!objects.dict_kinds).then_some(7);
+        hash.into_iter().chain([*key, *value])
+    });
+    memory.words(first, &words.collect::<Vec<u64>>());
+}
+
 pub const TYPE: u64 = DATA;
 pub const LIST: u64 = DATA + 0x1000;
 pub const FLOAT: u64 = DATA + 0x2000;

@@ -372,7 +372,8 @@ fn may_be_type(at: u64) -> bool {
 #[cfg(test)]
 mod tests {
     use super::super::fake::{
-        ALLOCATED, ARENA, DATA, FLOAT, FakeMemory, GC, LIST, STR, TYPE, layouts, placement, put_type, with_types,
+        ALLOCATED, ARENA, DATA, FLOAT, FakeMemory, GC, LIST, STR, TYPE, layouts, placement, put_dict, put_text,
+        put_type, with_types,
     };
     use super::*;
 
@@ -560,6 +561,122 @@ mod tests {
             }
         }
         assert_eq!(memory.reads.get(), 2000);
+    }
+
+    #[test]
+    fn classes_are_named_with_their_modules() {
+        let (class, other) = (ALLOCATED, ALLOCATED + 0x1000);
+        let dict = ALLOCATED + 0x2000;
+        let text = |n: u64| ALLOCATED + 0x3000 + 128 * n;
+        let (key, doc, geo, own, outer, builtins) = (text(0), text(1), text(2), text(3), text(4), text(5));
+        type Case<'a> = (&'a str, &'a str, u64, u64, &'a [(u64, u64)], &'a str);
+        let cases: &[Case] = &[
+            (
+                "a class",
+                "Point",
+                own,
+                HEAP_TYPE,
+                &[(key, geo), (doc, geo)],
+                "geo.Point",
+            ),
+            (
+                "the module is no first key",
+                "Point",
+                own,
+                HEAP_TYPE,
+                &[(doc, own), (key, geo)],
+                "geo.Point",
+            ),
+            (
+                "a class in another one",
+                "Point",
+                outer,
+                HEAP_TYPE,
+                &[(key, geo)],
+                "geo.Outer.Point",
+            ),
+            (
+                "it has another name now",
+                "Other",
+                outer,
+                HEAP_TYPE,
+                &[(key, geo)],
+                "geo.Other",
+            ),
+            ("no module", "Point", outer, HEAP_TYPE, &[(doc, geo)], "Outer.Point"),
+            (
+                "a module that is no text",
+                "Point",
+                own,
+                HEAP_TYPE,
+                &[(key, class)],
+                "Point",
+            ),
+            (
+                "a key that is no text",
+                "Point",
+                own,
+                HEAP_TYPE,
+                &[(class, geo), (key, geo)],
+                "geo.Point",
+            ),
+            (
+                "a qualified name that is no text",
+                "Point",
+                class,
+                HEAP_TYPE,
+                &[(key, geo)],
+                "geo.Point",
+            ),
+            (
+                "the module of built-in types",
+                "Point",
+                own,
+                HEAP_TYPE,
+                &[(key, builtins)],
+                "Point",
+            ),
+            (
+                "a class of C",
+                "array.array",
+                own,
+                HEAP_TYPE,
+                &[(key, geo)],
+                "array.array",
+            ),
+            ("a built-in type", "Point", outer, 0, &[(key, geo)], "Point"),
+        ];
+        for minor in 8..=15 {
+            for (name, own_name, qualified, flags, entries, expected) in cases {
+                let mut memory = with_types();
+                for (at, words) in [
+                    (key, "__module__"),
+                    (doc, "__doc__"),
+                    (geo, "geo"),
+                    (own, "Point"),
+                    (outer, "Outer.Point"),
+                    (builtins, "builtins"),
+                ] {
+                    put_text(&mut memory, minor, at, words);
+                }
+                put_dict(&mut memory, minor, dict, entries);
+                let (objects, _) = layouts(minor);
+                // The key is known when the second one is looked up.
+                for at in [class, other] {
+                    put_type(&mut memory, at, TYPE, own_name, (16, 0), *flags, 0);
+                    memory.words(at + 264, &[dict]);
+                    memory.words(at + u64::from(objects.type_keys) - 8, &[*qualified]);
+                }
+                let mut types = types(&memory, minor);
+                for at in [class, other] {
+                    let index = types.find(at).expect("a type");
+                    let found = types
+                        .get(index)
+                        .map(|info| String::from_utf8_lossy(&info.full_name).into_owned());
+                    assert_eq!(found.as_deref(), Some(*expected), "{name} of 3.{minor}");
+                }
+            }
+        }
     }
 
     #[test]
