@@ -27,6 +27,8 @@ const BATCH: usize = 16;
 const MAX_POOLS: usize = 1 << 24;
 /// Bits of a pool's place that are its number in its arena.
 const SLOT_BITS: u32 = 8;
+/// How often a pool is read again that has changed while it was read: one in constant use should not be left out.
+const MAX_RETRIES: u32 = 3;
 /// Sizes of buffers that are read with one call.
 const PENDING: usize = 64;
 /// Bytes that are read for the size of a buffer at most.
@@ -284,7 +286,9 @@ impl<'a> Counter<'a> {
             let pieces: Vec<(u64, usize)> = rest.iter().map(|at| (*at, size)).collect();
             let copied = self.memory.read_pieces(&pieces, buffer) / size;
             for (at, bytes) in rest.iter().take(copied).zip(buffer.chunks_exact(size)) {
-                self.count_pool(*at, bytes, &[]);
+                if !self.count_pool(*at, bytes, &[]) {
+                    self.count_changing_pool(*at);
+                }
             }
             // The one that could not be read has gone.
             self.torn += u64::from(copied < rest.len());
@@ -293,9 +297,18 @@ impl<'a> Counter<'a> {
         for at in partial {
             let bytes = buffer.get_mut(..size).unwrap_or_default();
             let pages = self.read_resident(at, bytes);
-            if pages.first() == Some(&true) {
-                self.count_pool(at, bytes, &pages);
+            if pages.first() == Some(&true) && !self.count_pool(at, bytes, &pages) {
+                self.torn += 1;
             }
+        }
+    }
+
+    /// Counts a pool that made no sense when it was read.
+    fn count_changing_pool(&mut self, at: u64) {
+        let mut bytes = vec![0; self.heap.layout.pool as usize];
+        let mut is_counted = || self.memory.read(at, &mut bytes) && self.count_pool(at, &bytes, &[]);
+        if !(0..MAX_RETRIES).any(|_| is_counted()) {
+            self.torn += 1;
         }
     }
 
@@ -314,18 +327,18 @@ impl<'a> Counter<'a> {
         (0..).zip(bytes.chunks_mut(PAGE as usize)).map(read).collect()
     }
 
-    /// Counts the blocks of a pool. `pages`: which of them are in memory; none if all are.
-    fn count_pool(&mut self, at: u64, bytes: &[u8], pages: &[bool]) {
+    /// Counts the blocks of a pool. `pages`: which of them are in memory; none if all are. False: it makes no sense.
+    fn count_pool(&mut self, at: u64, bytes: &[u8], pages: &[bool]) -> bool {
         if PoolHeader::parse(bytes).is_some_and(|header| header.count == 0) {
-            return;
+            return true;
         }
         let Some(blocks) = pools::LiveBlocks::of(bytes, at) else {
-            self.torn += 1;
-            return;
+            return false;
         };
         let offsets = blocks.offsets().map(|offset| offset as u64);
         let used = self.count_blocks(at, bytes, pages, offsets, blocks.block.into(), true);
         self.end_pool(at..at.saturating_add(bytes.len() as u64), used);
+        true
     }
 
     /// Counts blocks of a size that begin at these offsets. Returns the bytes of those that are in memory.
