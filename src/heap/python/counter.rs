@@ -270,7 +270,8 @@ impl<'a> Counter<'a> {
             }
             Allocator::Pages(pages) => {
                 for page in places.iter().filter_map(|place| pages.get(*place as usize)) {
-                    self.torn += u64::from(self.count_page(page, buffer).is_none());
+                    let is_counted = (0..=MAX_RETRIES).any(|_| self.count_page(page, buffer).is_some());
+                    self.torn += u64::from(!is_counted);
                 }
             }
         }

@@ -124,7 +124,7 @@ pub struct PageHeader {
     pub tag: u8,
     slices: u32,
     capacity: u16,
-    /// Blocks that are not free, or freed and not yet in the first list.
+    /// Blocks that are in neither of the first two lists.
     used: u32,
     /// Bytes of a block; of a single block that is larger than this has bits, a large number.
     block: u32,
@@ -201,7 +201,7 @@ impl LiveBlocks {
             first,
             block,
         };
-        let mut in_first = 0;
+        let mut listed = 0;
         for (list, head) in header.lists.into_iter().enumerate() {
             let mut next = head;
             while next != 0 {
@@ -212,11 +212,12 @@ impl LiveBlocks {
                 let free = blocks.free.get_mut(usize::try_from(place / block).ok()?)?;
                 (!*free).then_some(())?;
                 *free = true;
-                in_first += u64::from(list == 0);
+                // What other threads have freed counts as used until the owner takes it.
+                listed += u64::from(list < 2);
                 next = word(offset)?;
             }
         }
-        (in_first + u64::from(header.used) == u64::from(header.capacity)).then_some(blocks)
+        (listed + u64::from(header.used) == u64::from(header.capacity)).then_some(blocks)
     }
 
     /// Where blocks in use begin in the area.
@@ -369,9 +370,10 @@ mod tests {
                 4,
                 Some(vec![1, 2, 3, 4]),
             ),
-            ("three lists", lists, vec![(at(5), at(0))], 4, Some(vec![3, 4])),
-            ("more in use than there are", lists, vec![], 4, None),
-            ("a cycle", lists, vec![(at(5), at(0)), (at(0), at(5))], 4, None),
+            ("three lists", lists, vec![(at(5), at(0))], 3, Some(vec![3, 4])),
+            ("more in use than there are", lists, vec![], 5, None),
+            ("less in use than there are", lists, vec![], 3, None),
+            ("a cycle", lists, vec![(at(5), at(0)), (at(0), at(5))], 3, None),
             ("a block in two lists", [at(5), at(5), 0], vec![], 5, None),
             ("between blocks", [at(5) + 8, 0, 0], vec![], 5, None),
             ("ahead of the blocks", [AT + 64, 0, 0], vec![], 5, None),
