@@ -8,14 +8,49 @@ use crate::event::PAGE;
 use crate::process::memory::Memory;
 use crate::process::smaps::{Area, Smaps};
 
-/// Places in `struct malloc_state`, bytes.
-const FASTBINS: u64 = 16;
-const TOP: u64 = 96;
-const BINS: u64 = 112;
-const NEXT: u64 = 2160;
-const SYSTEM_MEM: u64 = 2184;
-const MAX_SYSTEM_MEM: u64 = 2192;
-const STATE_SIZE: u64 = 2200;
+/// Places in `struct malloc_state`, bytes. What is around the bins is the same in all versions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Places {
+    /// Lists of small free chunks (`fastbinsY`).
+    fastbins: Option<u64>,
+    bins: u64,
+}
+
+/// Those of glibc 2.36, and of 2.43, which has no fastbins. Both are aligned to 16 bytes, so neither is taken for the other.
+const PLACES: [Places; 2] = [
+    Places {
+        fastbins: Some(16),
+        bins: 112,
+    },
+    Places {
+        fastbins: None,
+        bins: 24,
+    },
+];
+
+impl Places {
+    fn top(self) -> u64 {
+        self.bins - 16
+    }
+
+    fn next(self) -> u64 {
+        self.bins + 2048
+    }
+
+    fn system_mem(self) -> u64 {
+        self.bins + 2072
+    }
+
+    fn max_system_mem(self) -> u64 {
+        self.bins + 2080
+    }
+
+    /// Bytes of the structure.
+    fn size(self) -> u64 {
+        self.bins + 2088
+    }
+}
+
 const FASTBIN_COUNT: usize = 10;
 /// Bins, of two words each: the ends of a list, which point to the bin itself less [`HEADER`] if it is empty.
 const BIN_COUNT: usize = 127;
@@ -49,12 +84,14 @@ pub struct Arena {
     pub segments: Vec<Segment>,
     /// The part of `system` that is in no segment: where that is, is not known.
     pub missing: u64,
+    places: Places,
 }
 
 /// A copy of a `malloc_state`.
 struct State<'a> {
     address: u64,
     bytes: &'a [u8],
+    places: Places,
 }
 
 impl State<'_> {
@@ -64,27 +101,27 @@ impl State<'_> {
     }
 
     fn top(&self) -> Option<u64> {
-        self.word(TOP)
+        self.word(self.places.top())
     }
 
     fn next(&self) -> Option<u64> {
-        self.word(NEXT)
+        self.word(self.places.next())
     }
 
     fn system(&self) -> Option<u64> {
-        self.word(SYSTEM_MEM)
+        self.word(self.places.system_mem())
     }
 
     /// avma of the list that a bin is when it is empty.
     fn empty(&self, bin: usize) -> u64 {
-        (self.address + BINS + 16 * bin as u64).wrapping_sub(HEADER)
+        (self.address + self.places.bins + 16 * bin as u64).wrapping_sub(HEADER)
     }
 
     /// Bins that are empty; `None` if one is neither that nor a list of chunks.
     fn empty_bins(&self, smaps: &Smaps) -> Option<usize> {
         let mut count = 0;
         for bin in 0..BIN_COUNT {
-            let place = BINS + 16 * bin as u64;
+            let place = self.places.bins + 16 * bin as u64;
             let (first, last) = (self.word(place)?, self.word(place + 8)?);
             let empty = self.empty(bin);
             if (first, last) == (empty, empty) {
@@ -97,7 +134,8 @@ impl State<'_> {
     }
 
     fn is_sound(&self, smaps: &Smaps) -> bool {
-        let words = (self.system(), self.word(MAX_SYSTEM_MEM), self.next(), self.top());
+        let most = self.word(self.places.max_system_mem());
+        let words = (self.system(), most, self.next(), self.top());
         let (Some(system), Some(most), Some(next), Some(top)) = words else {
             return false;
         };
@@ -129,21 +167,22 @@ pub fn find(target: &Target) -> Result<Vec<Arena>, String> {
         return Err(other_library(target.smaps).into());
     }
     let main = places.into_iter().find_map(|range| main_arena(target, range));
-    let Some(main) = main else {
-        return Err(
-            "the structures of the C library's heap are not those of glibc 2.36, or they are not in memory".into(),
-        );
+    let Some((main, places)) = main else {
+        let why =
+            "the structures of the C library's heap are not those of glibc 2.36 or 2.43, or they are not in memory";
+        return Err(why.into());
     };
     let memory = target.memory();
     let (mut arenas, mut at) = (Vec::new(), main);
     loop {
-        let mut bytes = [0; STATE_SIZE as usize];
+        let mut bytes = vec![0; places.size() as usize];
         if !memory.read(at, &mut bytes) {
             return Err("an arena of the C library is not in memory".into());
         }
         let state = State {
             address: at,
             bytes: &bytes,
+            places,
         };
         let arena = if at == main {
             main_segments(target, &state)
@@ -151,7 +190,7 @@ pub fn find(target: &Target) -> Result<Vec<Arena>, String> {
             heaps(target, &state)
         };
         let (Some(arena), Some(next)) = (arena, state.next()) else {
-            return Err("an arena of the C library has structures that are not those of glibc 2.36".into());
+            return Err("an arena of the C library has structures that are not known".into());
         };
         arenas.push(arena);
         if next == main {
@@ -219,8 +258,8 @@ fn other_library(smaps: &Smaps) -> &'static str {
     }
 }
 
-/// avma of the main arena in this range.
-fn main_arena(target: &Target, range: Range<u64>) -> Option<u64> {
+/// avma of the main arena in this range, and what it has where.
+fn main_arena(target: &Target, range: Range<u64>) -> Option<(u64, Places)> {
     let memory = target.memory();
     for present in target.present.within(range) {
         let mut bytes = vec![0; usize::try_from(present.end - present.start).ok()?];
@@ -242,18 +281,21 @@ fn main_arena(target: &Target, range: Range<u64>) -> Option<u64> {
         for index in 0..words.len() {
             before[index + 2] = before[index] + usize::from(is_empty(index));
         }
-        let bins = (BINS / 8) as usize;
-        for start in (0..words.len().saturating_sub((STATE_SIZE / 8) as usize - 1)).step_by(2) {
-            let first = start + bins;
-            if before[first + 2 * BIN_COUNT] - before[first] < MIN_EMPTY {
-                continue;
-            }
-            let state = State {
-                address: address(start),
-                bytes: bytes.get(8 * start..)?,
-            };
-            if state.is_sound(target.smaps) {
-                return Some(state.address);
+        for start in (0..words.len()).step_by(2) {
+            for places in PLACES {
+                let first = start + (places.bins / 8) as usize;
+                let is_inside = start + (places.size() / 8) as usize <= words.len();
+                if !is_inside || before[first + 2 * BIN_COUNT] - before[first] < MIN_EMPTY {
+                    continue;
+                }
+                let state = State {
+                    address: address(start),
+                    bytes: bytes.get(8 * start..)?,
+                    places,
+                };
+                if state.is_sound(target.smaps) {
+                    return Some((state.address, places));
+                }
             }
         }
     }
@@ -269,6 +311,7 @@ fn main_segments(target: &Target, state: &State) -> Option<Arena> {
         system,
         segments: Vec::new(),
         missing: system,
+        places: state.places,
     };
     let is_heap = |area: &&Area| target.smaps.name(area) == b"[heap]";
     let start = target.smaps.areas.iter().find(is_heap).map(|area| area.start);
@@ -309,6 +352,7 @@ fn heaps(target: &Target, state: &State) -> Option<Arena> {
         system,
         segments: Vec::new(),
         missing: system,
+        places: state.places,
     };
     let mut heap = top - top % HEAP_SIZE;
     for _ in 0..MAX_HEAPS {
@@ -320,7 +364,7 @@ fn heaps(target: &Target, state: &State) -> Option<Arena> {
             return None;
         }
         let after = if heap == first_heap {
-            state.address + STATE_SIZE
+            state.address + state.places.size()
         } else {
             heap + info
         };
@@ -352,8 +396,11 @@ fn chunk_size(target: &Target, chunk: u64) -> Option<u64> {
 pub fn quick_free(target: &Target, arena: &Arena) -> u64 {
     let memory = target.memory();
     let (mut bytes, mut left) = (0u64, MAX_QUICK);
+    let Some(fastbins) = arena.places.fastbins else {
+        return 0;
+    };
     for bin in 0..FASTBIN_COUNT as u64 {
-        let mut at = memory.u64(arena.address + FASTBINS + 8 * bin).unwrap_or(0);
+        let mut at = memory.u64(arena.address + fastbins + 8 * bin).unwrap_or(0);
         // Chunks of a bin have one size; the first two sizes are those of no use on 64-bit CPUs.
         let size = (bin + 2) * HEADER;
         while at != 0 && left > 0 && arena.segments.iter().any(|segment| segment.range.contains(&at)) {

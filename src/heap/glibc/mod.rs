@@ -1,6 +1,6 @@
 //! The heap of the GNU C library, read from outside: its arenas, their chunks, and chunks in mappings of their own.
 //!
-//! Structures are those of `malloc/malloc.c` and `malloc/arena.c`, glibc 2.36, for 64-bit CPUs. `malloc_state` is found
+//! Structures are those of `malloc/malloc.c` and `malloc/arena.c`, glibc 2.36 and 2.43, for 64-bit CPUs. `malloc_state` is found
 //! by its shape, without symbols: most of its bins are empty, and an empty bin points to itself. Everything about it is
 //! checked before it is used, since other versions have other structures: then the heap stays undivided.
 

@@ -29,16 +29,17 @@ impl Words {
         at + size
     }
 
-    fn arena(&mut self, at: u64, top: u64, system: u64, next: u64) {
+    /// An arena of which the bins are at this offset.
+    fn arena(&mut self, at: u64, bins: u64, top: u64, system: u64, next: u64) {
         for bin in 0..127 {
-            let place = at + 112 + 16 * bin;
+            let place = at + bins + 16 * bin;
             self.set(place, place - 16);
             self.set(place + 8, place - 16);
         }
-        self.set(at + 96, top);
-        self.set(at + 2160, next);
-        self.set(at + 2184, system);
-        self.set(at + 2192, system);
+        self.set(at + bins - 16, top);
+        self.set(at + bins + 2048, next);
+        self.set(at + bins + 2072, system);
+        self.set(at + bins + 2080, system);
     }
 }
 
@@ -77,23 +78,33 @@ fn smaps() -> Smaps {
 
 /// A main arena with two chunks in use, a free one between them and one in a fastbin; and one of a thread.
 fn sound() -> Words {
+    let mut words = sound_of(BINS_2_36);
+    let quick = HEAP + 0x100 + 0x5000 + 0x12000;
+    words.set(quick + 16, (quick + 16) >> 12);
+    words.set(MAIN + 16 + 8, quick);
+    words
+}
+
+const BINS_2_36: u64 = 112;
+const BINS_2_43: u64 = 24;
+
+/// The same without fastbins, of the version that has its bins there.
+fn sound_of(bins: u64) -> Words {
     let mut words = Words::default();
     let free = words.chunk(HEAP, 0x100, 1);
     let used = words.chunk(free, 0x5000, 1);
     words.set(used, 0x5000);
     let quick = words.chunk(used, 0x12000, 0);
     let last = words.chunk(quick, 0x30, 1);
-    words.set(quick + 16, (quick + 16) >> 12);
     let top = words.chunk(last, 0x40, 1);
     words.chunk(top, HEAP + HEAP_SIZE - top, 1);
-    words.arena(MAIN, top, HEAP_SIZE, THREAD_ARENA);
-    words.set(MAIN + 16 + 8, quick);
+    words.arena(MAIN, bins, top, HEAP_SIZE, THREAD_ARENA);
     // `heap_info`: arena, heap before, size.
     words.set(THREAD_HEAP, THREAD_ARENA);
     words.set(THREAD_HEAP + 16, THREAD_SIZE);
-    let top = words.chunk(THREAD_HEAP + 48 + 2208, 0x1000, 5);
+    let top = words.chunk(THREAD_HEAP + 48 + (bins + 2088).next_multiple_of(16), 0x1000, 5);
     words.chunk(top, THREAD_HEAP + THREAD_SIZE - top, 1);
-    words.arena(THREAD_ARENA, top, THREAD_SIZE, MAIN);
+    words.arena(THREAD_ARENA, bins, top, THREAD_SIZE, MAIN);
     // Two chunks with mappings of their own, with a gap.
     words.set(0x7e80_0000_0008, 0x10_0002);
     words.set(0x7e80_0020_0008, 0x20_1002);
@@ -170,6 +181,16 @@ fn a_sound_heap() {
         (part(Part::CLarge), part(Part::CHeap), part(Part::Unknown)),
         (glibc.mapped, 0, 0)
     );
+}
+
+#[test]
+fn a_sound_heap_without_fastbins() {
+    let (glibc, _) = read_all(&sound_of(BINS_2_43));
+    let glibc = glibc.expect("it is sound");
+    let (main, thread) = (&glibc.arenas[0], &glibc.arenas[1]);
+    assert_eq!((main.in_use, main.lost), (0x100 + 0x12000 + 0x30 + 0x40, 0));
+    assert_eq!((thread.in_use, thread.lost), (48 + 2112 + 0x1000, 0));
+    assert_eq!(glibc.mapped, 0x10_0000 + 0x20_1000);
 }
 
 #[test]
