@@ -7,7 +7,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use common::chance::{assert_likely, repeated};
-use common::{Program, Scratch, live, nativeprof, newest_python};
+use common::{Program, Scratch, live, nativeprof, newest_python, programs};
 
 mod common;
 #[path = "history/day.rs"]
@@ -83,6 +83,59 @@ impl Drop for Terminal {
 fn total(screen: &str, name: &str) -> Option<f64> {
     let row = screen.lines().find(|l| l.split_whitespace().nth(4) == Some(name))?;
     row.split_whitespace().nth(1)?.parse().ok()
+}
+
+/// Growth of resident memory: bytes by function that are still there, and the account of the process.
+#[test]
+fn resident_memory_by_function() {
+    const MIB: f64 = 1048576.0;
+    let _live = live();
+    let mut program = Program::start(programs::known_growth(&[]));
+    let terminal = Terminal::start(&format!("{} --mode rss --interval 64KiB", program.pid()));
+    terminal.wait("account", |s| s.contains("RSS ") && s.contains("at the start"));
+    program.send("go");
+    program.wait_for("DONE");
+    terminal.keys(&["/", "^(kept|unmapped|given_back_twice|by_thread)$", "Enter"]);
+    // Bytes in all, in MiB.
+    let total = |screen: &str, name: &str| -> Option<f64> {
+        let row = screen
+            .lines()
+            .find(|line| line.split_whitespace().nth(6) == Some(name))?;
+        let words: Vec<&str> = row.split_whitespace().collect();
+        let unit = match words[5] {
+            "MiB" => 1.0,
+            "KiB" => 1.0 / 1024.0,
+            _ => 1.0 / MIB,
+        };
+        words[4].parse::<f64>().ok().map(|amount| amount * unit)
+    };
+    let screen = terminal.wait("functions", |s| {
+        // The last one: the samples of the others are there.
+        s.contains("by_thread") && total(s, "unmapped").is_none()
+    });
+    // Within four standard deviations of samples of 64 KiB.
+    for (function, known) in [("kept", 16.0), ("given_back_twice", 8.0)] {
+        let (seen, band) = (total(&screen, function).unwrap_or(0.0), 4.0 * f64::sqrt(known / 16.0));
+        assert!(
+            (seen - known).abs() < band,
+            "{function}: {seen} MiB, not {known}\n{screen}"
+        );
+    }
+    assert!(
+        screen.contains("since the start: ") && screen.contains("is still resident"),
+        "{screen}"
+    );
+    let account = screen.lines().nth(1).expect("a line of facts").to_string();
+    let grown = account
+        .split_once("at the start + ")
+        .and_then(|(_, rest)| rest.split(' ').next()?.parse::<f64>().ok())
+        .unwrap_or_else(|| panic!("{account}"));
+    assert!((grown - 176.0).abs() < 4.0, "{account}");
+    terminal.keys(&["q"]);
+    let end = terminal.wait("end", |s| s.contains("CODE 0"));
+    assert!(end.contains("memory: ") && end.contains("given back"), "{end}");
+    program.send("end");
+    program.finish();
 }
 
 #[test]

@@ -238,6 +238,11 @@ pub trait Backend {
         Vec::new()
     }
 
+    /// What resident memory has become so far, as [`Backend::memory_accounts`] returns it in the end.
+    fn memory_accounts_so_far(&self) -> Vec<ResidentMemory> {
+        Vec::new()
+    }
+
     /// While sampling: threads that may sleep, listed since the last call, where the backend does not read their stacks. Their
     /// time counts if they sleep when they are read.
     fn sleeping(&mut self) -> Vec<OpenInterval> {

@@ -10,7 +10,7 @@ pub use tree::{FramePath, RawNode, RawTimelineSample, RawTree, TreeShare};
 pub use waits::{RawWaits, RawWaker};
 
 /// What a sample of resident memory is of.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum RawMemory {
     /// Memory that became resident, and whether it is resident in the end.
     Grown { is_resident: bool },

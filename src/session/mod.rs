@@ -20,6 +20,7 @@ use crate::process::root::Root;
 use crate::process::system::System;
 use crate::profile::measure::Measure;
 use crate::profile::model::{Meta, Profile};
+use crate::profile::resident::ResidentMemory;
 use crate::resolve::naming::NamingProcess;
 use crate::resolve::{self, Fetch, NameCache, ResolveInput};
 
@@ -191,6 +192,9 @@ impl Naming {
 
 /// Minimum time between two searches for subinterpreters, or for JIT code, ns of the samples' clock.
 const RESCAN_INTERVAL: u64 = 50_000_000;
+/// Samples of memory that is not resident any more, and of memory that was given back, that are kept one by one where a recording
+/// may last for days.
+const MAX_GONE: usize = 1 << 18;
 /// Maximum number of cached names of frames.
 const MAX_NAMES: usize = 1 << 18;
 
@@ -513,10 +517,23 @@ impl Session {
 
     /// Drops samples before a time (of the samples' clock), and eventually the stacks that only they had.
     fn forget_before(&mut self, time: u64) {
+        if matches!(self.options.measure, Measure::Bytes(_)) {
+            // What grew long ago may still be resident.
+            if let Some(numbers) = self.segment.combine_gone(MAX_GONE) {
+                self.activities.resident.renumber(&numbers);
+            }
+            return;
+        }
         if self.segment.forget_before(time) {
             self.forget_nodes();
             self.segment.prune();
         }
+    }
+
+    /// Looks up some of the memory that grew: whether it is still resident.
+    fn look_up_memory(&mut self) {
+        let (system, segment) = (&*self.files.system, &mut self.segment);
+        self.activities.resident.look_up(system, segment);
     }
 
     /// Lets go of the nodes of the segment's tree, which is about to be replaced.
@@ -568,10 +585,11 @@ impl Session {
         })
     }
 
-    /// The samples of a time range, of all threads or one, as a profile; with what kept event loops also before.
-    /// Resolves names that are new, which needs no privileges except for opening debug files.
-    fn window(&mut self, span: Range<u64>, only: Option<Tid>, meta: Meta) -> Profile {
-        let window = self.segment.window(&span, only);
+    /// The samples of a time range, of all threads or one, as a profile; with what kept event loops also before, and with what
+    /// `others` have done to resident memory. Resolves names that are new, which needs no privileges except for opening debug files.
+    fn window(&mut self, span: Range<u64>, only: Option<Tid>, others: &[ResidentMemory], meta: Meta) -> Profile {
+        let mut window = self.segment.window(&span, only);
+        resident::add_of_other_tasks(others, self.options.grouping.processes, span.end, &mut window);
         self.name(Some(window), |input, names| {
             if names.len() > MAX_NAMES {
                 names.clear();

@@ -21,6 +21,7 @@ use crate::process::system::{LiveSystem, System};
 use crate::profile::machine::Machine;
 use crate::profile::measure::{Clock, Measure, event_name};
 use crate::profile::model::{Meta, Profile, Quality, StopSummary};
+use crate::profile::resident::ResidentMemory;
 use crate::resolve::Fetch;
 use crate::resolve::naming::NamingProcess;
 use crate::sys;
@@ -218,6 +219,11 @@ impl Recording {
         self.backend.stop();
     }
 
+    /// The accounts of resident memory, after [`Recording::stop`].
+    pub fn memory_accounts(&mut self) -> Vec<ResidentMemory> {
+        self.backend.memory_accounts()
+    }
+
     /// Stops sampling and processes what was sampled, for `drain_time` at most: the rest counts as lost. `failure` is what ended
     /// the recording early, if anything did.
     pub fn finish(mut self, drain_time: Duration, mut failure: Option<Error>) -> FinishedRecording {
@@ -278,12 +284,18 @@ impl Recording {
         let before = |seconds: u64| until.saturating_sub(seconds.saturating_mul(1_000_000_000)).max(began);
         let since = before(seconds);
         self.session.forget_before(before(max_age));
-        let meta = self.meta();
+        let meta = Meta {
+            memory: self.backend.memory_accounts_so_far(),
+            ..self.meta()
+        };
+        self.session.look_up_memory();
+        let is_all = since == began && thread.is_none();
+        let others = if is_all { meta.memory.clone() } else { Vec::new() };
         self.session.open_symbol_sources(self.pid);
         let span: Range<u64> = since..until;
         let session = &mut self.session;
         // Symbol files are not trusted: no capability is effective while they are parsed.
-        let profile = credentials::with_only(Caps::NONE, || session.window(span, thread, meta));
+        let profile = credentials::with_only(Caps::NONE, || session.window(span, thread, &others, meta));
         let mut profile = profile.unwrap_or_default();
         for lag in &mut profile.meta.lags {
             lag.time = lag.start.saturating_sub(began);

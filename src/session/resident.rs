@@ -27,12 +27,22 @@ struct GrownSample {
     /// Of the timeline.
     row: u32,
     kind: MemoryKind,
+    /// From when on its page is there unless it has gone, on the samples' clock, ns: a system call may still fill its range before.
+    filled: u64,
 }
+
+/// Pages of one process that are looked up at once while it is recorded, at most.
+const MAX_LOOKED_UP: usize = 4096;
+/// How long the kernel may take to fill memory, ns: for each range, and for each byte of it.
+const FILL_TIME: u64 = 10_000_000_000;
+const FILL_TIME_OF_BYTE: u64 = 10;
 
 /// Samples of growth whose memory may be resident, by process and page (avma).
 #[derive(Default)]
 pub(super) struct Resident {
     by_process: FxHashMap<Pid, Pages>,
+    /// Where the last look at a process's pages ended.
+    looked_up: FxHashMap<Pid, u64>,
     /// Bytes of growth that no page is known of.
     without_page: u64,
 }
@@ -56,6 +66,13 @@ impl Resident {
         pages.entry(page).or_default().push(GrownSample {
             row: row as u32,
             kind: change.kind,
+            filled: match change.length {
+                0 => s.time,
+                length => s
+                    .time
+                    .saturating_add(FILL_TIME)
+                    .saturating_add(length.saturating_mul(FILL_TIME_OF_BYTE)),
+            },
         });
     }
 
@@ -105,20 +122,30 @@ impl Resident {
             let all = pages.keys().copied().collect();
             forget_absent(pages, *pid, all, system, segment);
         }
+        add_of_other_tasks(accounts, by_process, system.now(), segment);
+    }
+
+    /// Looks up some of the sampled memory while it is recorded, other pages each time: what has gone without a call that gave it
+    /// back is found within some looks.
+    pub(super) fn look_up(&mut self, system: &dyn System, segment: &mut Segment) {
         let now = system.now();
-        for account in accounts {
-            let total = account.total();
-            let left = total.grown_by_others.saturating_sub(total.returned_by_others);
-            let gone = total.grown_by_others - left;
-            for (memory, amount) in [
-                (RawMemory::Grown { is_resident: true }, left),
-                (RawMemory::Grown { is_resident: false }, gone),
-                (RawMemory::Returned, total.returned_by_others),
-            ] {
-                if amount > 0 {
-                    add_of_other_task((account.pid, by_process), memory, amount, now, segment);
-                }
-            }
+        for (pid, pages) in &mut self.by_process {
+            let first = self.looked_up.entry(*pid).or_default();
+            let next = pages.range(*first..).chain(pages.range(..*first)).take(MAX_LOOKED_UP);
+            let next: Vec<(u64, bool)> = next
+                .map(|(page, samples)| (*page, samples.iter().all(|sample| sample.filled < now)))
+                .collect();
+            *first = next.last().map_or(0, |(page, _)| page.saturating_add(PAGE));
+            let filled = next.into_iter().filter(|(_, is_filled)| *is_filled);
+            forget_absent(pages, *pid, filled.map(|(page, _)| page).collect(), system, segment);
+        }
+    }
+
+    /// The rows of samples have other numbers: `numbers` by those before.
+    pub(super) fn renumber(&mut self, numbers: &[u32]) {
+        let samples = self.by_process.values_mut().flat_map(BTreeMap::values_mut).flatten();
+        for sample in samples {
+            sample.row = numbers.get(sample.row as usize).copied().unwrap_or(u32::MAX);
         }
     }
 
@@ -185,6 +212,24 @@ fn page_of(change: &MemoryChange, random: u64) -> Option<u64> {
             Some(chosen(first & !(pages.saturating_mul(PAGE) - 1), pages))
         }
         _ => Some(first),
+    }
+}
+
+/// Counts what other tasks have done to the memory of processes. `by_process`: stacks begin with their process.
+pub(super) fn add_of_other_tasks(accounts: &[ResidentMemory], by_process: bool, time: u64, segment: &mut Segment) {
+    for account in accounts {
+        let total = account.total();
+        let left = total.grown_by_others.saturating_sub(total.returned_by_others);
+        let gone = total.grown_by_others - left;
+        for (memory, amount) in [
+            (RawMemory::Grown { is_resident: true }, left),
+            (RawMemory::Grown { is_resident: false }, gone),
+            (RawMemory::Returned, total.returned_by_others),
+        ] {
+            if amount > 0 {
+                add_of_other_task((account.pid, by_process), memory, amount, time, segment);
+            }
+        }
     }
 }
 

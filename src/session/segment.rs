@@ -244,6 +244,39 @@ impl Segment {
         self.tree.nodes().len() > PRUNE_NODES
     }
 
+    /// Puts the oldest samples of memory that has gone, and of memory that was given back, together by stack and thread, once there
+    /// are more than `most` of them: until half as many are left. Returns the number that each other row has then, by its number
+    /// before; `None`: they have the same as before.
+    pub(super) fn combine_gone(&mut self, most: usize) -> Option<Vec<u32>> {
+        let has_gone = |memory: &RawMemory| *memory != RawMemory::Grown { is_resident: true };
+        let gone = self.memory.iter().filter(|memory| has_gone(memory)).count();
+        if gone <= most {
+            return None;
+        }
+        let mut excess = gone - most / 2;
+        let mut first: FxHashMap<(RawNode, Tid, RawMemory), usize> = FxHashMap::default();
+        let mut numbers = Vec::with_capacity(self.timeline.len());
+        let mut rows: Vec<RawTimelineSample> = Vec::new();
+        let mut memory: Vec<RawMemory> = Vec::new();
+        for (row, of_row) in self.timeline.iter().zip(&self.memory) {
+            if excess > 0 && has_gone(of_row) {
+                excess -= 1;
+                let at = *first.entry((row.node, row.tid, *of_row)).or_insert(rows.len());
+                if let Some(sum) = rows.get_mut(at) {
+                    sum.count = sum.count.saturating_add(row.count);
+                    sum.amount = sum.amount.saturating_add(row.amount);
+                    numbers.push(at as u32);
+                    continue;
+                }
+            }
+            numbers.push(rows.len() as u32);
+            rows.push(*row);
+            memory.push(*of_row);
+        }
+        (self.timeline, self.memory) = (rows, memory);
+        Some(numbers)
+    }
+
     /// Drops the stacks that no sample needs. Nodes have other numbers after it.
     pub(super) fn prune(&mut self) {
         let mut tree = self.tree.successor();
@@ -266,6 +299,7 @@ impl Segment {
         Segment {
             timeline,
             waits: self.waits.lengths_of(&rows),
+            memory: rows.iter().filter_map(|row| self.memory.get(*row).copied()).collect(),
             lags,
             tree,
             ..Segment::default()
@@ -413,6 +447,51 @@ mod tests {
         );
         assert_eq!(stacks(&segment), [(7, vec![k(1), k(3)])]);
         assert_eq!(segment.tree.nodes().len(), 3);
+    }
+
+    #[test]
+    fn memory_that_has_gone_is_combined_by_stack() {
+        let resident = RawMemory::Grown { is_resident: true };
+        let gone = RawMemory::Grown { is_resident: false };
+        let mut segment = Segment::default();
+        let rows = [
+            (1, gone),
+            (1, resident),
+            (2, gone),
+            (1, gone),
+            (1, RawMemory::Returned),
+            (1, gone),
+            (2, gone),
+        ];
+        for (time, (node, memory)) in (0..).zip(rows) {
+            let row = RawTimelineSample {
+                tid: 1,
+                amount: 10,
+                ..sample(time, node)
+            };
+            segment.timeline.push(row);
+            segment.memory.push(memory);
+        }
+        assert_eq!(segment.combine_gone(6), None);
+        let numbers = segment.combine_gone(5).expect("more than are kept");
+        let left: Vec<_> = segment
+            .timeline
+            .iter()
+            .map(|row| (row.time, row.node, row.count, row.amount))
+            .collect();
+        assert_eq!(numbers, [0, 1, 2, 0, 3, 4, 5]);
+        assert_eq!(
+            left,
+            [
+                (0, 1, 2, 20),
+                (1, 1, 1, 10),
+                (2, 2, 1, 10),
+                (4, 1, 1, 10),
+                (5, 1, 1, 10),
+                (6, 2, 1, 10)
+            ]
+        );
+        assert_eq!(segment.memory, [gone, resident, gone, RawMemory::Returned, gone, gone]);
     }
 
     #[test]

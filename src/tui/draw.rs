@@ -7,12 +7,14 @@ use ratatui::text::{Line, Span};
 use ratatui::widgets::{Block, Cell, Clear, Paragraph, Row as TableRow, Table};
 use unicode_width::UnicodeWidthStr;
 
+use super::SINCE_START;
 use super::app::{App, Page, Prompt};
 use super::rows::{TopOrder, TopRow};
 use crate::escape::line;
 use crate::export::short_paths::{place_within, without_tags};
 use crate::profile::lags::LagSite;
 use crate::profile::model::{FrameKind, Profile};
+use crate::profile::resident::ResidentMemory;
 use crate::profile::summary::percent;
 use crate::profile::values::Unit;
 use crate::profile::waits::WaitSite;
@@ -144,13 +146,27 @@ fn span(p: &Profile, seconds: u64) -> f64 {
     (seconds as f64).min(p.meta.duration).max(0.1)
 }
 
-/// A length of time: 30 s, 10 min, 6 h.
+/// A part of the time that was sampled: last 30 s, last 10 min, last 6 h.
 fn length(seconds: u64) -> String {
     match seconds {
-        3600.. if seconds.is_multiple_of(3600) => format!("{} h", seconds / 3600),
-        61.. if seconds.is_multiple_of(60) => format!("{} min", seconds / 60),
-        _ => format!("{seconds} s"),
+        SINCE_START => "since the start".into(),
+        3600.. if seconds.is_multiple_of(3600) => format!("last {} h", seconds / 3600),
+        61.. if seconds.is_multiple_of(60) => format!("last {} min", seconds / 60),
+        _ => format!("last {seconds} s"),
     }
+}
+
+/// What resident memory of the process is now, and how it became so.
+fn memory(account: &ResidentMemory) -> String {
+    let total = account.total();
+    let show = |bytes: u64| Unit::Bytes.show(bytes);
+    format!(
+        "RSS {} now: {} at the start + {} grown - {} given back",
+        show(total.end()),
+        show(total.start),
+        show(total.all_grown()),
+        show(total.all_returned())
+    )
 }
 
 fn facts(app: &App) -> Vec<Line<'static>> {
@@ -158,7 +174,14 @@ fn facts(app: &App) -> Vec<Line<'static>> {
     let (m, q) = (&p.meta, &p.meta.quality);
     let samples = p.nodes.first().map_or(0, |root| root.count);
     let seconds = span(p, app.seconds);
+    let account = m.memory.iter().rfind(|account| account.pid == m.pid);
     let all = match app.value() {
+        (kind, bytes) if kind.unit == Unit::Bytes => {
+            format!(
+                "{} of what grew is still resident, {samples} samples",
+                kind.unit.show(bytes)
+            )
+        }
         (kind, time) if kind.unit == Unit::Nanoseconds => {
             format!("{} {} of all threads", kind.unit.show(time), line(&kind.name))
         }
@@ -177,7 +200,10 @@ fn facts(app: &App) -> Vec<Line<'static>> {
     }
     first.push(Span::raw(format!("  {}", line(&m.command))));
     let python = if m.python.is_empty() { "no Python" } else { &m.python };
-    let mut second = format!("{}  {}, {} at {} Hz", line(python), m.backend, m.event, m.rate);
+    let mut second = match account {
+        Some(account) => format!("{}   {}, {}, {}", memory(account), line(python), m.backend, m.event),
+        None => format!("{}  {}, {} at {} Hz", line(python), m.backend, m.event, m.rate),
+    };
     if let Some(stopped) = &m.stopped {
         second += &format!(
             ", stops: median {} µs, longest {} µs",
@@ -189,10 +215,13 @@ fn facts(app: &App) -> Vec<Line<'static>> {
         Some(cpu) => p.amounts(cpu).first().map_or(0.0, |ns| *ns as f64 / 1e9 / seconds),
         None => samples as f64 / seconds / m.rate.max(1) as f64,
     };
+    let cpu = match account {
+        Some(_) => String::new(),
+        None => format!(", CPU {:.0} %", 100.0 * cores),
+    };
     let third = format!(
-        "last {}: {all}, CPU {:.0} %   exact {}, repaired {}, partial {}, lost {}",
+        "{}: {all}{cpu}   exact {}, repaired {}, partial {}, lost {}",
         length(app.seconds),
-        100.0 * cores,
         percent(q.exact, q.taken),
         q.repaired,
         q.partial,
@@ -215,7 +244,7 @@ fn color(kind: FrameKind) -> Style {
 
 fn table(app: &App, width: u16) -> Table<'static> {
     let (kind, all) = app.value();
-    let is_time = kind.unit == Unit::Nanoseconds;
+    let unit = kind.unit;
     let seconds = span(app.profile(), app.seconds);
     let (rates, places) = (width >= WIDE, width >= NARROW);
     let used = if rates { 2 * 8 + 2 * 11 + 1 } else { 2 * 8 + 1 };
@@ -242,12 +271,12 @@ fn table(app: &App, width: u16) -> Table<'static> {
     ];
     let mut widths = vec![Constraint::Length(7), Constraint::Length(7)];
     if rates {
-        titles.extend(if is_time {
-            [" SELF TIME".to_string(), "TOTAL TIME".into()]
-        } else {
-            ["   SELF/s".into(), "  TOTAL/s".into()]
+        titles.extend(match unit {
+            Unit::Nanoseconds => [" SELF TIME".to_string(), "TOTAL TIME".into()],
+            Unit::Bytes => ["      SELF".into(), "     TOTAL".into()],
+            Unit::Count => ["   SELF/s".into(), "  TOTAL/s".into()],
         });
-        widths.extend([Constraint::Length(if is_time { 10 } else { 9 }); 2]);
+        widths.extend([Constraint::Length(if unit == Unit::Count { 9 } else { 10 }); 2]);
     }
     titles.push(title);
     widths.push(Constraint::Fill(1));
@@ -256,12 +285,9 @@ fn table(app: &App, width: u16) -> Table<'static> {
         widths.push(Constraint::Length(place_width));
     }
     let share = |n: u64| format!("{:>6.1} ", 100.0 * n as f64 / all.max(1) as f64);
-    let rate = |n: u64| {
-        if is_time {
-            format!("{:>10}", Unit::Nanoseconds.show(n))
-        } else {
-            format!("{:>8.1} ", n as f64 / seconds)
-        }
+    let rate = |n: u64| match unit {
+        Unit::Count => format!("{:>8.1} ", n as f64 / seconds),
+        Unit::Nanoseconds | Unit::Bytes => format!("{:>10}", unit.show(n)),
     };
     let row = |r: &TopRow| {
         let numbers = r.kind != FrameKind::Root || r.counts.total > 0;

@@ -23,6 +23,9 @@ mod rows;
 use crate::profile::views::ViewOptions;
 use app::{Action, App};
 
+/// A length of time, s: all that was sampled.
+pub const SINCE_START: u64 = u64::MAX;
+
 /// Choices for the length of time that is shown.
 #[derive(Clone, Copy, Debug)]
 pub struct Windows {

@@ -534,6 +534,10 @@ impl Backend for EbpfBackend {
         self.rss.as_mut().map_or(Vec::new(), Rss::accounts)
     }
 
+    fn memory_accounts_so_far(&self) -> Vec<ResidentMemory> {
+        self.rss.as_ref().map_or(Vec::new(), Rss::accounts_so_far)
+    }
+
     fn exceeded_limits(&self) -> Vec<String> {
         let records = self.lost_sideband;
         let sideband = (records > 0).then(|| {

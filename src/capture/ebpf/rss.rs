@@ -207,6 +207,15 @@ impl Rss {
         std::mem::take(&mut self.ended)
     }
 
+    /// The accounts while memory still changes: of address spaces that have gone, and then of those that are observed.
+    pub fn accounts_so_far(&self) -> Vec<ResidentMemory> {
+        let observed = (0..self.spaces.len()).filter_map(|at| {
+            let (space, parts) = (self.spaces.get(&at, 0).ok()?, self.parts.get(&at, 0).ok()?);
+            (space[0] != 0).then(|| account(space[SPACE_PID] as Pid, &space, &parts))
+        });
+        self.ended.iter().copied().chain(observed).collect()
+    }
+
     /// Limits that were exceeded, as text.
     pub fn exceeded(&self) -> Vec<String> {
         let lost: u64 = self.lost.get(&0, 0).map_or(0, |lost| lost.iter().sum());

@@ -152,7 +152,7 @@ impl App {
 
     /// What amounts of rows are, and how much of it was sampled in all.
     pub fn value(&self) -> (&ValueType, u64) {
-        let value = self.profile.default_value();
+        let value = shown_value(&self.profile);
         (
             &self.profile.value_types()[value].kind,
             self.profile.total_amount(value),
@@ -161,7 +161,7 @@ impl App {
 
     /// Applies the view to the samples.
     fn apply_view(&mut self) {
-        let by_value = select::by_value(self.profile.clone(), self.profile.default_value());
+        let by_value = select::by_value(self.profile.clone(), shown_value(&self.profile));
         self.shown = self.view.apply(by_value).unwrap_or_else(|none| {
             // Its samples may come yet.
             self.message = format!("no samples of {} in this time", none.name);
@@ -410,6 +410,12 @@ impl App {
             Err(_) => self.message = format!("invalid regular expression: {text}"),
         }
     }
+}
+
+/// The value that rows have: of resident memory always what is still there, also while there is none.
+fn shown_value(profile: &Profile) -> usize {
+    let resident = profile.find_value(&ValueType::RSS_BYTES.name);
+    resident.unwrap_or_else(|| profile.default_value())
 }
 
 /// Places where threads waited, longest total first; none where only CPU time is sampled.

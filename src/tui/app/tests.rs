@@ -1,6 +1,7 @@
 use super::*;
 use crate::profile::model::{FrameKind, Node, TimelineSample};
-use crate::profile::values::{Value, ValueType};
+use crate::profile::values::{Amounts, Value, ValueType};
+use crate::tui::SINCE_START;
 use ratatui::Terminal;
 use ratatui::backend::TestBackend;
 
@@ -281,6 +282,58 @@ fn times_are_shown_where_they_were_recorded() {
     press(&mut app, "3");
     let text = render(&mut app, 120, 12);
     assert!(text.contains("500.0 ms") && text.contains("33.3"), "{text}");
+}
+
+#[test]
+fn resident_memory_is_shown_with_its_account() {
+    use crate::profile::resident::{MemoryChanges, ResidentMemory};
+    let resident = |nodes: [u64; 4]| Value {
+        kind: ValueType::RSS_BYTES,
+        amounts: Amounts::Each {
+            nodes: nodes.into(),
+            samples: vec![0; 6],
+        },
+    };
+    let mut app = App::new(
+        ViewOptions::default(),
+        Windows {
+            seconds: &[10, SINCE_START],
+            first: SINCE_START,
+        },
+    );
+    let shown = |nodes| {
+        let mut profile = profile();
+        profile.values = vec![Value::per_count(ValueType::SAMPLES, 1), resident(nodes)];
+        profile.meta.memory = vec![ResidentMemory {
+            pid: 7,
+            anonymous: MemoryChanges {
+                start: 3 << 20,
+                grown: 5 << 20,
+                returned: 1 << 20,
+                ..MemoryChanges::default()
+            },
+            ..ResidentMemory::default()
+        }];
+        profile
+    };
+    app.show(shown([4 << 20, 3 << 20, 1 << 20, 1 << 20]));
+    let text = render(&mut app, 120, 12);
+    for part in [
+        "RSS 7.00 MiB now: 3.00 MiB at the start + 5.00 MiB grown - 1.00 MiB given back",
+        "since the start: 4.00 MiB of what grew is still resident, 6 samples",
+        "2.00 MiB   3.00 MiB a",
+    ] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+    assert!(!text.contains("Hz") && !text.contains("CPU"), "{text}");
+    press(&mut app, "-");
+    assert!(render(&mut app, 120, 12).contains("last 10 s: "));
+    app.show(shown([0; 4]));
+    assert!(
+        render(&mut app, 120, 12).contains(": 0 B of what grew"),
+        "{}",
+        render(&mut app, 120, 12)
+    );
 }
 
 #[test]

@@ -14,16 +14,22 @@ use crate::cli::print_line;
 use crate::error::{Error, ErrorKind, Result};
 use crate::event::Tid;
 use crate::privileges::credentials::Caps;
-use crate::profile::model::{FrameKind, Profile, Quality};
+use crate::profile::model::{FrameKind, Meta, Profile, Quality};
 use crate::profile::summary;
 use crate::session::Grouping;
 use crate::sys::spawn::Streams;
-use crate::tui;
+use crate::tui::{self, SINCE_START, Windows};
 
 mod history;
 
 /// Age from which samples are forgotten, s.
 const MAX_AGE: u64 = 60;
+
+/// Choices for the part that is shown of resident memory, s. What grew long ago and is still there is what matters most.
+const MEMORY_WINDOWS: Windows = Windows {
+    seconds: &[10, 60, 600, 3600, SINCE_START],
+    first: SINCE_START,
+};
 
 /// Shows the process until the user quits.
 ///
@@ -59,11 +65,6 @@ pub fn top(options: &Top) -> Result<()> {
     }
     check_rate(options.rate)?;
     options.sampling.check()?;
-    if options.sampling.mode == Mode::Rss {
-        return Err(Error::new(ErrorKind::Usage, "`top` cannot show resident memory")
-            .why("what is still resident is known at the end of a recording only")
-            .hint("nativeprof attach PID --mode rss -d 10 -o out.html"));
-    }
     let invoker = Invoker::switch_to(false, Caps::NONE, options.names.debuginfod)?;
     let target = match attached {
         Some(pid) => LiveTarget::Pid(pid),
@@ -81,7 +82,15 @@ pub fn top(options: &Top) -> Result<()> {
     };
     let mut live = LiveRecording::open(prepared, invoker, &live)?;
     live.start()?;
-    let mut feed = TopFeed { live, since: 0 };
+    let windows = match options.sampling.mode {
+        Mode::Rss => MEMORY_WINDOWS,
+        Mode::Cpu | Mode::OffCpu | Mode::Wall => Windows::default(),
+    };
+    let mut feed = TopFeed {
+        live,
+        windows,
+        since: 0,
+    };
     let done = tui::run(&mut feed, options.frames.view(false));
     let recording = &mut feed.live.recording;
     recording.stop();
@@ -94,17 +103,29 @@ pub fn top(options: &Top) -> Result<()> {
         q.lost,
         summary::stacks(&q)
     ));
+    let memory = Meta {
+        memory: recording.memory_accounts(),
+        ..Meta::default()
+    };
+    if let Some(lines) = summary::memory(&memory) {
+        print_line(&lines);
+    }
     Ok(())
 }
 
 /// A process that is being sampled.
 struct TopFeed {
     live: LiveRecording,
+    windows: Windows,
     /// Since when samples were shown the last time, on the samples' clock, ns.
     since: u64,
 }
 
 impl tui::SampleFeed for TopFeed {
+    fn windows(&self) -> Windows {
+        self.windows
+    }
+
     fn poll(&mut self, wait: Duration) -> Result<bool> {
         let more = self.live.poll(wait, None)?;
         Ok(more || !self.live.has_exited())
