@@ -244,6 +244,8 @@ pub struct MemoryChange {
     pub address: u64,
     /// Of what the system call fills, bytes; 0: a page fault.
     pub length: u64,
+    /// There is a sample of the same page fault already, which has made other pages resident.
+    pub is_repeated: bool,
 }
 
 /// What resident memory is: what the kernel counts apart.
@@ -389,6 +391,8 @@ pub enum RangeChange {
     MovedTo(u64),
     /// Pages of files in it have gone, but not which ones is known.
     SomeOfFiles,
+    /// Pages in it have gone, but not which ones is known.
+    SomeOfIt,
 }
 
 /// Output of a backend, in chronological order.

@@ -60,7 +60,8 @@ impl Resident {
             return;
         };
         let pages = self.by_process.entry(s.pid).or_default();
-        if change.length == 0 {
+        // Another page at this place: what was there before has gone.
+        if change.length == 0 && !change.is_repeated {
             forget(pages, page, page + PAGE, segment);
         }
         pages.entry(page).or_default().push(GrownSample {
@@ -91,13 +92,15 @@ impl Resident {
         }
         match range.change {
             RangeChange::GivenBack => forget(pages, from, to, segment),
-            RangeChange::SomeOfFiles => {
-                let is_of_file = |sample: &GrownSample| sample.kind != MemoryKind::Anonymous;
-                let of_files = pages
+            RangeChange::SomeOfFiles | RangeChange::SomeOfIt => {
+                let is_meant = |sample: &GrownSample| {
+                    range.change == RangeChange::SomeOfIt || sample.kind != MemoryKind::Anonymous
+                };
+                let meant = pages
                     .range(from..to)
-                    .filter(|(_, samples)| samples.iter().any(is_of_file));
-                let of_files = of_files.map(|(page, _)| *page).collect();
-                forget_absent(pages, range.pid, of_files, system, segment);
+                    .filter(|(_, samples)| samples.iter().any(is_meant));
+                let meant = meant.map(|(page, _)| *page).collect();
+                forget_absent(pages, range.pid, meant, system, segment);
             }
             RangeChange::MovedTo(at) => {
                 let moved = take(pages, from, to);
@@ -271,6 +274,7 @@ mod tests {
             kind: MemoryKind::Anonymous,
             address,
             length,
+            is_repeated: false,
         }
     }
 

@@ -75,6 +75,9 @@ const CHANGED_AT: usize = 0;
 const CHANGED_LENGTH: usize = 8;
 const CHANGED_PAGES: usize = 16;
 const CHANGED_MEMBER: usize = 24;
+const CHANGED_AGAIN: usize = 28;
+/// `SOME_OF_IT`
+const SOME_OF_IT: u64 = u64::MAX - 1;
 const RANGE_FROM: usize = TIME + 8;
 const RANGE_TO: usize = RANGE_FROM + 8;
 const RANGE_MOVED_TO: usize = RANGE_TO + 8;
@@ -112,6 +115,7 @@ pub fn decode_range(b: &[u8]) -> Option<DecodedRecord> {
         change: match u64_at(b, RANGE_MOVED_TO)? {
             0 => RangeChange::GivenBack,
             u64::MAX => RangeChange::SomeOfFiles,
+            SOME_OF_IT => RangeChange::SomeOfIt,
             at => RangeChange::MovedTo(at),
         },
     };
@@ -132,6 +136,7 @@ fn decode_change(b: &[u8]) -> Option<MemoryChange> {
         },
         address: u64_at(b, HOLDERS_AT + CHANGED_AT)?,
         length: u64_at(b, HOLDERS_AT + CHANGED_LENGTH)?,
+        is_repeated: u32_at(b, HOLDERS_AT + CHANGED_AGAIN)? != 0,
     })
 }
 
@@ -547,7 +552,7 @@ pub(super) fn record_fields() -> [(&'static str, usize, Vec<RecordField>); 6] {
         ("length", CHANGED_LENGTH, 8),
         ("pages", CHANGED_PAGES, 8),
         ("member", CHANGED_MEMBER, 4),
-        ("pad", CHANGED_MEMBER + 4, 4),
+        ("is_repeated", CHANGED_AGAIN, 4),
     ];
     let range = vec![
         ("size", 0, 4),
@@ -564,7 +569,7 @@ pub(super) fn record_fields() -> [(&'static str, usize, Vec<RecordField>); 6] {
         ("code_head", PARTS_AT + PARTS * PART_SIZE, code_head),
         ("frame", FRAME_SIZE, frame),
         ("anchor", ANCHOR_SIZE, anchor),
-        ("change", CHANGED_MEMBER + 8, change),
+        ("change", CHANGED_AGAIN + 4, change),
         ("memory_range", RANGE_MOVED_TO + 8, range),
     ]
 }

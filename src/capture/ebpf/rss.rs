@@ -8,7 +8,7 @@ use std::os::fd::AsRawFd;
 use aya::Ebpf;
 use aya::maps::{Array, MapData, PerCpuArray, PerCpuValues};
 use aya::programs::{RawTracePoint, RawTracePointRunOptions, TestRun};
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::errors::bpf_error;
 use super::object;
@@ -23,8 +23,8 @@ const LOAD: &str = "cannot load the BPF programs for resident memory";
 const MAX_SPACES: u32 = 256;
 /// ... and those of one process, which may execute other programs: the last one is still there while the next one begins.
 const SPACES_OF_ONE: u32 = 8;
-/// `SPACE_CELLS` of it.
-const SPACE_CELLS: u32 = 4096;
+/// `ENDED` of it.
+const ENDED: u64 = 1;
 /// `GAP_BITS` of it.
 const GAP_BITS: u32 = 12;
 /// Kinds of memory that the kernel counts: of files, anonymous, swap entries, shared.
@@ -32,6 +32,10 @@ const MEMBERS: usize = 4;
 const FILE: usize = 0;
 const ANONYMOUS: usize = 1;
 const SHARED: usize = 3;
+
+/// Entries of `LOST`.
+const LOST_RANGES: u32 = 0;
+const LOST_SPACES: u32 = 1;
 
 /// Results of `begin_space`.
 const BEGUN: u32 = 0;
@@ -72,13 +76,13 @@ pub fn spaces(children: bool) -> u32 {
 pub struct Rss {
     spaces: Array<MapData, Space>,
     parts: PerCpuArray<MapData, SpacePart>,
-    cells: Array<MapData, [u64; 4]>,
+    taken: Array<MapData, u64>,
     lost: PerCpuArray<MapData, u64>,
     /// `Rss` of `smaps_rollup` when a process began to be observed, bytes; `None`: it could not be read.
     measured: FxHashMap<Pid, Option<u64>>,
     /// Of address spaces that have gone.
     ended: Vec<ResidentMemory>,
-    /// Processes that there was no room for.
+    /// Processes that there was no room for when they were attached to.
     refused: u64,
 }
 
@@ -111,8 +115,8 @@ impl Rss {
         let mut rss = Rss {
             spaces: object::take_map(bpf, "SPACES")?.try_into().map_err(map_error)?,
             parts: object::take_map(bpf, "SPACE_PARTS")?.try_into().map_err(map_error)?,
-            cells: object::take_map(bpf, "SPACE_CELL")?.try_into().map_err(map_error)?,
-            lost: object::take_map(bpf, "LOST_RANGES")?.try_into().map_err(map_error)?,
+            taken: object::take_map(bpf, "TAKEN")?.try_into().map_err(map_error)?,
+            lost: object::take_map(bpf, "LOST")?.try_into().map_err(map_error)?,
             measured: FxHashMap::default(),
             ended: Vec::new(),
             refused: 0,
@@ -171,27 +175,30 @@ impl Rss {
     /// A process that executes a program: its counters begin at the programs of the kernel.
     pub fn begin_at_exec(&mut self, pid: Pid) {
         self.measured.remove(&pid);
+        // Its place is needed: a process may execute programs again and again.
+        let accounts = self.take_accounts(|space| space[SPACE_PID] == pid.into() && space[0] == ENDED);
+        self.ended.extend(accounts);
     }
 
     /// Takes the account of a process that has ended.
     pub fn remove_process(&mut self, pid: Pid) {
-        let accounts = self.take_accounts(|of| of == pid);
+        let accounts = self.take_accounts(|space| space[SPACE_PID] == pid.into());
         self.ended.extend(accounts);
         self.measured.remove(&pid);
     }
 
     /// Stops: what changes from here on is not counted.
     pub fn stop(&mut self) {
-        let numbers: Vec<Pid> = (0..self.spaces.len())
+        let mut observed: FxHashSet<Pid> = (0..self.spaces.len())
             .filter_map(|at| self.spaces.get(&at, 0).ok())
-            .filter(|space| space[0] > 1)
+            .filter(|space| space[0] > ENDED)
             .map(|space| space[SPACE_PID] as Pid)
             .collect();
         let mut ended = std::mem::take(&mut self.ended);
         ended.extend(self.take_accounts(|_| true));
+        // Of several programs of one process, the last one is what was measured.
         for account in ended.iter_mut().rev() {
-            // Of several programs of one process, the last one's.
-            if !numbers.contains(&account.pid) {
+            if !observed.remove(&account.pid) {
                 continue;
             }
             // By its counters, where the process has executed its program since the recording began.
@@ -211,58 +218,52 @@ impl Rss {
     pub fn accounts_so_far(&self) -> Vec<ResidentMemory> {
         let observed = (0..self.spaces.len()).filter_map(|at| {
             let (space, parts) = (self.spaces.get(&at, 0).ok()?, self.parts.get(&at, 0).ok()?);
-            (space[0] != 0).then(|| account(space[SPACE_PID] as Pid, &space, &parts))
+            (space[0] != 0).then(|| account(&space, &parts))
         });
         self.ended.iter().copied().chain(observed).collect()
     }
 
     /// Limits that were exceeded, as text.
     pub fn exceeded(&self) -> Vec<String> {
-        let lost: u64 = self.lost.get(&0, 0).map_or(0, |lost| lost.iter().sum());
-        let lost = (lost > 0).then(|| {
-            format!("{lost} ranges of memory that was given back were lost: less may be resident than rss_bytes says")
+        let lost = |what: u32| self.lost.get(&what, 0).map_or(0, |lost| lost.iter().sum::<u64>());
+        let ranges = lost(LOST_RANGES);
+        let ranges = (ranges > 0).then(|| {
+            format!("{ranges} ranges of memory that was given back were lost: less may be resident than rss_bytes says")
         });
-        let refused = (self.refused > 0).then(|| {
+        let refused = self.refused + lost(LOST_SPACES);
+        let refused = (refused > 0).then(|| {
+            let room = self.spaces.len();
             format!(
-                "resident memory of {} processes was not observed: there is room for {MAX_SPACES} at the same time",
-                self.refused
+                "resident memory of {refused} processes was not observed: there is room for {room} at the same time"
             )
         });
-        lost.into_iter().chain(refused).collect()
+        ranges.into_iter().chain(refused).collect()
     }
 
-    /// Removes the address spaces of the processes that are meant, and returns their accounts.
-    fn take_accounts(&mut self, is_meant: impl Fn(Pid) -> bool) -> Vec<ResidentMemory> {
-        let mut taken = Vec::new();
+    /// Removes the address spaces that are meant, and returns their accounts: those that have ended first.
+    fn take_accounts(&mut self, is_meant: impl Fn(&Space) -> bool) -> Vec<ResidentMemory> {
+        let (mut ended, mut observed) = (Vec::new(), Vec::new());
         for at in 0..self.spaces.len() {
             let Ok(space) = self.spaces.get(&at, 0) else { continue };
-            let pid = space[SPACE_PID] as Pid;
-            if space[0] == 0 || !is_meant(pid) {
+            if space[0] == 0 || !is_meant(&space) {
                 continue;
             }
-            // First, so that nothing more is counted.
-            self.forget_cell(space[0]);
+            // First, so that nothing more is counted; its place is free in the end, when nothing of it is left.
+            let _ = self.spaces.set(at, [0; size_of::<Space>() / 8], 0); // it is there
             let Ok(parts) = self.parts.get(&at, 0) else { continue };
-            taken.push(account(pid, &space, &parts));
+            let accounts = if space[0] == ENDED { &mut ended } else { &mut observed };
+            accounts.push(account(&space, &parts));
             let zero = PerCpuValues::try_from(vec![[0; size_of::<SpacePart>() / 8]; parts.len()]);
             let _ = zero.map(|zero| self.parts.set(at, zero, 0)); // as many as there were
-            let _ = self.spaces.set(at, [0; size_of::<Space>() / 8], 0); // it is there
+            let _ = self.taken.set(at, 0, 0); // it is there
         }
-        taken
-    }
-
-    /// Removes an address space from the cell that it is found by.
-    fn forget_cell(&mut self, mm: u64) {
-        let at = (mm >> 6 ^ mm >> 18) as u32 % SPACE_CELLS;
-        if let Ok([first, second, a, b]) = self.cells.get(&at, 0) {
-            let left = |other: u64| if other == mm { 0 } else { other };
-            let _ = self.cells.set(at, [left(first), left(second), a, b], 0); // it is there
-        }
+        ended.append(&mut observed);
+        ended
     }
 }
 
 /// The account of an address space, in bytes.
-fn account(pid: Pid, space: &Space, parts: &PerCpuValues<SpacePart>) -> ResidentMemory {
+fn account(space: &Space, parts: &PerCpuValues<SpacePart>) -> ResidentMemory {
     let bytes = |pages: u64| (pages as i64).max(0) as u64 * PAGE;
     let sum = |at: usize| bytes(parts.iter().fold(0, |sum: u64, part| sum.wrapping_add(part[at])));
     let changes = |member: usize| MemoryChanges {
@@ -273,7 +274,7 @@ fn account(pid: Pid, space: &Space, parts: &PerCpuValues<SpacePart>) -> Resident
         returned_by_others: sum(OTHERS_RETURNED + member),
     };
     ResidentMemory {
-        pid,
+        pid: space[SPACE_PID] as Pid,
         measured: None,
         anonymous: changes(ANONYMOUS),
         file: changes(FILE),

@@ -197,14 +197,15 @@ struct change {
 	__u64 address;            // of the page fault, or where the memory begins that a system call fills; 0: not known
 	__u64 length;             // of the latter, bytes
 	__s64 pages;
-	__u32 member, pad;        // which of the kernel's counters
+	__u32 member;             // which of the kernel's counters
+	__u32 is_repeated;        // there is a sample of the same page fault
 };
 
 // Memory that a process has given back, or moved.
 struct memory_range {
 	__u32 size, pid, tid, flags;
 	__u64 time, from, to;
-	__u64 moved_to;           // 0: given back; ~0: some of it was given back
+	__u64 moved_to;           // 0: given back; ~0: some of its pages of files were given back; ~1: some of its pages
 };
 
 // As abi.rs has them.

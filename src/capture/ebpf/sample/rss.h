@@ -22,11 +22,17 @@
 #define GAP_BITS 12               // of the table of distances
 #define ENDED 1                   // in place of the address of an address space
 #define POPULATE (0x8000 | 0x2000) // MAP_POPULATE, MAP_LOCKED (asm-generic/mman.h)
+#define FIXED 0x10                // MAP_FIXED (asm-generic/mman-common.h)
+#define ANONYMOUS 0x20            // MAP_ANONYMOUS
+#define PAGEOUT 21                // MADV_PAGEOUT
+#define HUGE (1ULL << 21)         // bytes of a large page (PMD_SIZE with pages of 4 KiB)
+#define ALIGNED(at) (((at) + PAGE - 1) & ~(PAGE - 1))
 #define MAX_HEAD_BYTES 512        // of a map's head, up to the addresses of its elements; a power of two
 
-// Which part of a range was given back.
-enum { RANGE_NONE, RANGE_ALL, RANGE_UNKNOWN };
-#define SOME_OF_IT (~0ULL)
+// Which part of a range was given back; RANGE_FILES: some of the pages of files in it, RANGE_SOME: some of any.
+enum { RANGE_NONE, RANGE_ALL, RANGE_FILES, RANGE_SOME };
+#define SOME_OF_FILES (~0ULL)
+#define SOME_OF_IT (~1ULL)
 
 // Results of `begin_space`.
 enum { SPACE_BEGUN, SPACE_UNKNOWN_KERNEL, SPACE_NO_ROOM, SPACE_CHANGED, SPACE_NOT_FOUND };
@@ -47,6 +53,18 @@ struct mm_rss_stat {
 
 struct mm_struct___counted {
 	struct mm_rss_stat rss_stat;
+} __attribute__((preserve_access_index));
+
+struct use_count {
+	int counter;
+} __attribute__((preserve_access_index));
+
+struct mm_struct___used {
+	struct use_count mm_users;
+} __attribute__((preserve_access_index));
+
+struct vm_unmapped_area_info {
+	unsigned long length;
 } __attribute__((preserve_access_index));
 
 struct mm_struct___places {
@@ -91,8 +109,15 @@ struct bpf_array {
 		*(at) = (new);          \
 		old_;                   \
 	})
+#define TAKE(at)                        \
+	({                              \
+		__u64 old_ = *(at);     \
+		*(at) = 1;              \
+		!old_;                  \
+	})
 #else
 #define EXCHANGE(at, new) __sync_lock_test_and_set(at, new)
+#define TAKE(at) (!__sync_lock_test_and_set(at, 1))
 #endif
 
 // An address space that is observed.
@@ -131,7 +156,15 @@ struct {
 	__type(value, struct space_part);
 } SPACE_PARTS SEC(".maps");
 
-// Which address space has which place in SPACES, by its address. Nearly all reports of a machine end here.
+// Whether a place in SPACES is in use. The reader clears it last.
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, MAX_SPACES);
+	__type(key, __u32);
+	__type(value, __u64);
+} TAKEN SEC(".maps");
+
+// Which address space has which place in SPACES, by its address. An entry whose place has another address space is out of date. Nearly all reports of a machine end here.
 struct space_cell {
 	__u64 mm[2];
 	__u64 index[2];
@@ -156,6 +189,8 @@ struct {
 struct fault {
 	__u64 address;
 	__u64 stack;              // address on the thread's kernel stack, by which it is known
+	__u32 in_user_mode;       // not in a system call
+	__u32 sampled;            // there is a sample of what it has made resident
 };
 
 struct {
@@ -165,21 +200,35 @@ struct {
 	__type(value, struct fault);
 } LAST_FAULT SEC(".maps");
 
-// Where the kernel is about to map memory for a thread and to fill it at once.
+// Where the kernel is about to map memory for a thread and to fill it at once, and the arguments of the system call.
+struct new_area {
+	__u64 at, hint, length;
+};
+
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__uint(max_entries, 1024);
 	__type(key, __u32);       // thread id
-	__type(value, __u64);
+	__type(value, struct new_area);
 } NEW_AREAS SEC(".maps");
 
-// Ranges that could not be passed on.
+// Ranges that could not be passed on, and address spaces that could not be observed.
+enum { LOST_RANGES, LOST_SPACES, LOSSES };
+
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, 1);
+	__uint(max_entries, LOSSES);
 	__type(key, __u32);
 	__type(value, __u64);
-} LOST_RANGES SEC(".maps");
+} LOST SEC(".maps");
+
+static __always_inline void count_lost(__u32 what)
+{
+	__u64 *lost = bpf_map_lookup_elem(&LOST, &what);
+
+	if (lost)
+		*lost += 1;
+}
 
 static __always_inline __u32 cell_of(__u64 mm)
 {
@@ -199,16 +248,23 @@ static __always_inline __u32 space_number(__u64 mm)
 	return cell->mm[1] == mm ? cell->index[1] + 1 : 0;
 }
 
-// An address space has gone: its address may be used again.
-static __always_inline void forget_cell(__u64 mm)
+// Whether an entry of a cell is free, or out of date.
+static __always_inline int is_unused(struct space_cell *cell, __u32 entry)
 {
-	__u32 at = cell_of(mm);
-	struct space_cell *cell = bpf_map_lookup_elem(&SPACE_CELL, &at);
+	__u32 index = cell->index[entry];
+	__u64 mm = cell->mm[entry];
+	struct space *s = bpf_map_lookup_elem(&SPACES, &index);
 
-	if (cell && cell->mm[0] == mm)
-		cell->mm[0] = 0;
-	else if (cell && cell->mm[1] == mm)
-		cell->mm[1] = 0;
+	return !mm || !s || s->mm != mm;
+}
+
+// Whether no task uses an address space any more: it is being taken down.
+static __always_inline int has_no_users(__u64 mm)
+{
+	int users = 1;
+
+	bpf_probe_read_kernel(&users, 4, (char *)mm + bpf_core_field_offset(struct mm_struct___used, mm_users));
+	return !users;
 }
 
 // Bytes to the next point of the clock: between two entries of the table.
@@ -299,6 +355,7 @@ static __always_inline int read_parts(struct space *s, __u32 index, __u64 mm)
 		// (The verifier computes with no address of a map's element that it knows as one.)
 		bpf_probe_read_kernel(&offset, 8, &word);
 		offset -= base;
+		__builtin_memset(part, 0, sizeof(*part));
 		part->offset = offset;
 		for (m = 0; m < RSS_MEMBERS; m++) {
 			part->last[m] = part_of_counter(s->counters[m] + offset);
@@ -314,24 +371,34 @@ static __always_inline int read_parts(struct space *s, __u32 index, __u64 mm)
 // Begins to observe an address space. (Not static: as walk_chain.)
 __noinline int begin_space(__u64 mm, __u32 pid)
 {
+	__u32 index = 0, i, m, at = cell_of(mm), number = space_number(mm);
 	struct space_cell *cell;
-	struct space *s = 0;
-	__u32 index = 0, i, m, at = cell_of(mm), begun;
+	__u64 *taken = 0;
+	struct space *s;
+	int begun = SPACE_BEGUN;
 
 	if (!IS_COUNTED && !IS_PER_CPU)
 		return SPACE_UNKNOWN_KERNEL;
-	if (space_number(mm))
-		return SPACE_BEGUN;
+	if (number) {
+		index = number - 1;
+		s = bpf_map_lookup_elem(&SPACES, &index);
+		if (s && s->mm == mm)
+			return SPACE_BEGUN;
+	}
 	cell = bpf_map_lookup_elem(&SPACE_CELL, &at);
-	if (!cell || (cell->mm[0] && cell->mm[1]))
+	if (!cell || (!is_unused(cell, 0) && !is_unused(cell, 1)))
 		return SPACE_NO_ROOM;
 	for (i = 0; i < MAX_SPACES; i++) {
 		index = i;
+		taken = bpf_map_lookup_elem(&TAKEN, &index);
 		s = bpf_map_lookup_elem(&SPACES, &index);
-		if (!s || !s->mm)
+		if (!taken || !s)
+			return SPACE_NO_ROOM;
+		// (Looked at first: most places are in use where many are.)
+		if (!*taken && TAKE(taken))
 			break;
 	}
-	if (!s || s->mm)
+	if (i == MAX_SPACES || !taken || !s)
 		return SPACE_NO_ROOM;
 	s->mm = mm;
 	s->pid = pid;
@@ -345,10 +412,11 @@ __noinline int begin_space(__u64 mm, __u32 pid)
 		begun = read_parts(s, index, mm);
 		if (begun != SPACE_BEGUN) {
 			s->mm = 0;
+			*taken = 0;
 			return begun;
 		}
 	}
-	if (!cell->mm[0]) {
+	if (is_unused(cell, 0)) {
 		cell->index[0] = index;
 		cell->mm[0] = mm;
 	} else {
@@ -356,6 +424,17 @@ __noinline int begin_space(__u64 mm, __u32 pid)
 		cell->mm[1] = mm;
 	}
 	return SPACE_BEGUN;
+}
+
+// Begins to observe one that a process of ours has got.
+static __always_inline void begin_new_space(__u64 mm, __u32 pid)
+{
+	int begun = begin_space(mm, pid);
+
+	if (begun == SPACE_CHANGED)
+		begun = begin_space(mm, pid);
+	if (begun != SPACE_BEGUN)
+		count_lost(LOST_SPACES);
 }
 
 // Run by the reader, which has a file open whose private data is the address space of a process: /proc/PID/pagemap
@@ -385,7 +464,7 @@ int exec_rss(void *ctx)
 		return 0;
 	mm = (__u64)BPF_CORE_READ(task, mm);
 	lay->stack_end = pointer_at((char *)mm + bpf_core_field_offset(struct mm_struct___places, start_stack));
-	begin_space(mm, pid);
+	begin_new_space(mm, pid);
 	return 0;
 }
 
@@ -401,12 +480,11 @@ int fork_rss(struct bpf_raw_tracepoint_args *ctx)
 		return 0;
 	mm = BPF_CORE_READ(child, mm);
 	if (mm && mm != BPF_CORE_READ(task, mm))
-		begin_space((__u64)mm, number);
+		begin_new_space((__u64)mm, number);
 	return 0;
 }
 
-SEC("raw_tp/page_fault_user")
-int user_fault(struct bpf_raw_tracepoint_args *ctx)
+static __always_inline void note_fault(struct bpf_raw_tracepoint_args *ctx, __u32 in_user_mode)
 {
 	__u32 zero = 0;
 	struct fault *last = bpf_map_lookup_elem(&LAST_FAULT, &zero);
@@ -414,14 +492,23 @@ int user_fault(struct bpf_raw_tracepoint_args *ctx)
 	if (last) {
 		last->address = ctx->args[0];
 		last->stack = ctx->args[1]; // the registers
+		last->in_user_mode = in_user_mode;
+		last->sampled = 0;
 	}
+}
+
+SEC("raw_tp/page_fault_user")
+int user_fault(struct bpf_raw_tracepoint_args *ctx)
+{
+	note_fault(ctx, 1);
 	return 0;
 }
 
 SEC("raw_tp/page_fault_kernel")
 int kernel_fault(struct bpf_raw_tracepoint_args *ctx)
 {
-	return user_fault(ctx);
+	note_fault(ctx, 0);
+	return 0;
 }
 
 static __always_inline __u64 ring_flags(void)
@@ -443,14 +530,25 @@ static __always_inline void pass_range(__u32 pid, __u64 from, __u64 to, __u64 mo
 		.to = to,
 		.moved_to = moved_to,
 	};
-	__u32 zero = 0;
-	__u64 *lost;
 
-	if (!bpf_ringbuf_output(&SAMPLES, &range, sizeof(range), ring_flags()))
-		return;
-	lost = bpf_map_lookup_elem(&LOST_RANGES, &zero);
-	if (lost)
-		*lost += 1;
+	if (bpf_ringbuf_output(&SAMPLES, &range, sizeof(range), ring_flags()))
+		count_lost(LOST_RANGES);
+}
+
+// Where an area of `length` bytes begins if the kernel has searched room for a larger one, in order to align it for large pages:
+// its first byte at the same place in such a page as the byte `like` (__thp_get_unmapped_area in mm/huge_memory.c, and
+// shmem_get_unmapped_area in mm/shmem.c, Linux 6.18).
+static __always_inline __u64 aligned_area(__u64 at, void *info, __u64 length, __u64 like)
+{
+	__u64 searched = 0, more, distance = (like - at) & (HUGE - 1);
+
+	bpf_probe_read_kernel(&searched, 8, info + bpf_core_field_offset(struct vm_unmapped_area_info, length));
+	more = searched - ALIGNED(length);
+	if (more == HUGE)
+		return at + (distance ? distance : HUGE); // (Areas are searched from the highest address down.)
+	if (more == HUGE - PAGE)
+		return at + distance;
+	return at;
 }
 
 // The kernel has found room for a mapping: for memory that it will fill at once, or that a system call moves. (For a mapping
@@ -460,16 +558,24 @@ int area_found(struct bpf_raw_tracepoint_args *ctx)
 {
 	__u32 pid = bpf_get_current_pid_tgid() >> 32, tid = bpf_get_current_pid_tgid(), zero = 0;
 	struct kernel_facts *facts = bpf_map_lookup_elem(&FACTS, &zero);
-	__u64 at = ctx->args[0];
+	struct new_area area = { .at = ctx->args[0] };
 	struct system_call call = {};
+	__u64 kept;
 
-	if (!facts || at >= -PAGE || !bpf_map_lookup_elem(&PROCS, &pid))
+	if (!facts || area.at >= -PAGE || !bpf_map_lookup_elem(&PROCS, &pid))
 		return 0;
 	last_call(facts, &call);
-	if (call.number == MREMAP)
-		pass_range(pid, call.first, call.first + (call.second < call.third ? call.second : call.third), at);
-	else if (call.number == MMAP && call.fourth & POPULATE)
-		bpf_map_update_elem(&NEW_AREAS, &tid, &at, BPF_ANY);
+	if (call.number == MREMAP) {
+		kept = call.second < call.third ? call.second : call.third;
+		// (The place in a large page is that of the offset in the mapping, which for memory without a file is the address.)
+		pass_range(pid, call.first, call.first + kept,
+			   aligned_area(area.at, (void *)ctx->args[1], call.third, call.first));
+	} else if (call.number == MMAP && call.fourth & POPULATE) {
+		area.at = aligned_area(area.at, (void *)ctx->args[1], call.second, 0);
+		area.hint = call.first;
+		area.length = call.second;
+		bpf_map_update_elem(&NEW_AREAS, &tid, &area, BPF_ANY);
+	}
 	return 0;
 }
 
@@ -488,8 +594,7 @@ static __always_inline void current_call(struct kernel_facts *facts, struct syst
 #endif
 }
 
-// What a thread gives back in this system call, or by this fault: `from` and `to`. RANGE_UNKNOWN: some of it, as a file
-// has become shorter.
+// What a thread gives back in this system call, or by this fault: `from` and `to`.
 static __always_inline int range_given_back(struct space *s, struct system_call *call, __u32 member, __u64 address, __u64 *from,
 					    __u64 *to)
 {
@@ -497,22 +602,27 @@ static __always_inline int range_given_back(struct space *s, struct system_call 
 	*to = call->first + call->second;
 	switch (call->number) {
 	case MUNMAP:
-	case MADVISE:
-	case MMAP:
 		return RANGE_ALL;
+	case MADVISE:
+		// (Pages that cannot be written out stay.)
+		return call->third == PAGEOUT ? RANGE_SOME : RANGE_ALL;
+	case MMAP:
+		return call->fourth & FIXED ? RANGE_ALL : RANGE_NONE;
 	case MREMAP:
-		*from += call->third;
+		*from += ALIGNED(call->third);
 		return call->third < call->second ? RANGE_ALL : RANGE_NONE;
 	case BRK:
+		*from = ALIGNED(*from);
 		*to = s->highest_brk;
 		return *from < *to ? RANGE_ALL : RANGE_NONE;
 	}
 	if (member == RSS_ANONYMOUS)
 		return RANGE_NONE;
 	if ((__s64)call->number >= 0) {
+		// A file has become shorter.
 		*from = 0;
 		*to = USER_END;
-		return RANGE_UNKNOWN;
+		return RANGE_FILES;
 	}
 	// A page of a file that a copy takes the place of.
 	*from = address & ~(PAGE - 1);
@@ -524,14 +634,16 @@ static __always_inline int range_given_back(struct space *s, struct system_call 
 static __always_inline __u64 range_filled(struct system_call *call, __u64 *length)
 {
 	__u32 tid = bpf_get_current_pid_tgid();
-	__u64 *at;
+	struct new_area *area;
 
 	*length = 0;
 	switch (call->number) {
 	case MMAP:
-		at = call->first ? 0 : bpf_map_lookup_elem(&NEW_AREAS, &tid);
+		area = bpf_map_lookup_elem(&NEW_AREAS, &tid);
 		*length = call->second;
-		return at ? *at : call->first;
+		if (call->fourth & FIXED || !area || area->hint != call->first || area->length != call->second)
+			return call->first;
+		return area->at;
 	case MADVISE:
 	case MLOCK:
 	case MLOCK2:
@@ -547,7 +659,7 @@ static __always_inline __u64 range_filled(struct system_call *call, __u64 *lengt
 
 // Takes a sample of a change: `pages` are negative if memory was given back.
 static __always_inline void take_change(struct bpf_raw_tracepoint_args *ctx, struct kernel_facts *facts, struct space *s,
-					struct system_call *call, __u32 member, __s64 pages, __u64 address)
+					struct system_call *call, struct fault *fault, __u32 member, __s64 pages, __u64 address)
 {
 	__u32 zero = 0, slot = bpf_get_smp_processor_id(), pid = s->pid;
 	struct layout *lay = bpf_map_lookup_elem(&PROCS, &pid);
@@ -572,6 +684,11 @@ static __always_inline void take_change(struct bpf_raw_tracepoint_args *ctx, str
 	change->member = member;
 	change->length = 0;
 	change->address = address;
+	change->is_repeated = 0;
+	if (pages > 0 && address) {
+		change->is_repeated = fault->sampled;
+		fault->sampled = 1;
+	}
 	if (pages > 0) {
 		__u64 filled = range_filled(call, &change->length);
 
@@ -589,6 +706,22 @@ static __always_inline void take_change(struct bpf_raw_tracepoint_args *ctx, str
 	}
 	user_registers(h, facts);
 	snapshot(slot, area, c, lay, facts, turn, h->time, 0);
+}
+
+// Whether a change is what the thread does: gives back in a system call that can do so, or by a fault that puts a copy in the place
+// of a page of a file, and grows in any other way.
+static __always_inline int fits(struct system_call *call, __u32 member, __s64 pages)
+{
+	switch (call->number) {
+	case MUNMAP:
+		return pages < 0;
+	case MMAP:
+	case MADVISE:
+	case MREMAP:
+	case BRK:
+		return 1;
+	}
+	return pages > 0 || (member != RSS_ANONYMOUS && ((__s64)call->number >= 0 || pages == -1));
 }
 
 SEC("raw_tp/rss_stat")
@@ -625,7 +758,7 @@ int rss_changed(struct bpf_raw_tracepoint_args *ctx)
 		if (!now) {
 			common = common_count(mm, member);
 			before = EXCHANGE(&s->global[member], common);
-			// Another CPU has counted what was moved from this one.
+			// Another CPU may have counted what was moved from this one.
 			is_moved = common == before;
 			pages += common - before;
 		}
@@ -635,9 +768,21 @@ int rss_changed(struct bpf_raw_tracepoint_args *ctx)
 	if (!pages)
 		return 0;
 	if ((__u32)(bpf_get_current_pid_tgid() >> 32) != s->pid) {
+		// The last user of an address space need not be of its process: it may be a reader of /proc.
+		if (pages < 0 && has_no_users(mm)) {
+			s->mm = ENDED;
+			return 0;
+		}
 		part->others_grown[member] += pages > 0 ? pages : 0;
 		part->others_returned[member] -= pages < 0 ? pages : 0;
 		return 0;
+	}
+	facts = bpf_map_lookup_elem(&FACTS, &zero);
+	if (!facts)
+		return 0;
+	if (is_moved) {
+		current_call(facts, &call);
+		is_moved = !fits(&call, member, pages);
 	}
 	if (is_moved) {
 		if (pages < 0) {
@@ -664,21 +809,21 @@ int rss_changed(struct bpf_raw_tracepoint_args *ctx)
 		// The process ends, or executes another program.
 		if ((__u64)BPF_CORE_READ(task, mm) != mm) {
 			s->mm = ENDED;
-			forget_cell(mm);
 			return 0;
 		}
 		part->returned[member] -= pages;
 		if (member == RSS_SWAP)
 			return 0;
 	}
-	facts = bpf_map_lookup_elem(&FACTS, &zero);
 	fault = bpf_map_lookup_elem(&LAST_FAULT, &zero);
-	if (!facts || !fault)
+	if (!fault)
 		return 0;
 	task = (void *)bpf_get_current_task();
-	if (fault->stack - (__u64)BPF_CORE_READ(task, stack) < KERNEL_STACK)
-		address = fault->address;
 	current_call(facts, &call);
+	// (In a system call, the last fault in user mode is of an earlier time.)
+	if (fault->in_user_mode == (__s64)call.number < 0 &&
+	    fault->stack - (__u64)BPF_CORE_READ(task, stack) < KERNEL_STACK)
+		address = fault->address;
 	if (pages < 0) {
 		int which = range_given_back(s, &call, member, address, &from, &to);
 
@@ -689,7 +834,7 @@ int rss_changed(struct bpf_raw_tracepoint_args *ctx)
 			part->range.first = from;
 			part->range.second = to;
 			part->range_sampled = s->sampled;
-			pass_range(s->pid, from, to, which == RANGE_UNKNOWN ? SOME_OF_IT : 0);
+			pass_range(s->pid, from, to, which == RANGE_FILES ? SOME_OF_FILES : which == RANGE_SOME ? SOME_OF_IT : 0);
 		}
 		if (!part->until_returned)
 			part->until_returned = gap();
@@ -698,6 +843,6 @@ int rss_changed(struct bpf_raw_tracepoint_args *ctx)
 			return 0;
 		part->until_returned = gap();
 	}
-	take_change(ctx, facts, s, &call, member, pages, address);
+	take_change(ctx, facts, s, &call, fault, member, pages, address);
 	return 0;
 }
