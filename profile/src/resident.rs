@@ -16,6 +16,19 @@ pub struct ResidentMemory {
     pub file: MemoryChanges,
     /// Shared memory: without a file, or of a file in memory.
     pub shared: MemoryChanges,
+    /// When the account began, ns since the start of the recording: later for a child, and for a program that the process executed.
+    pub began: u64,
+    /// The most that was resident; `None` where that is not known.
+    pub peak: Option<MemoryPeak>,
+}
+
+/// The most memory of a process that was resident at one time.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MemoryPeak {
+    /// How much it was: of all kinds together.
+    pub bytes: u64,
+    /// When it was, ns since the start of the recording: the last time before less was.
+    pub time: u64,
 }
 
 /// How one kind of resident memory changed, by the kernel's counters. Amounts in bytes.

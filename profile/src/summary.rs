@@ -232,6 +232,10 @@ pub fn memory(meta: &Meta) -> Option<String> {
             Some((start, end)) => format!(" (measured: {} to {})", show(start), show(end)),
         };
         lines.push(format!("  memory:   {whose}{}{measured}", account(&memory.total())));
+        if let Some(peak) = memory.peak {
+            let time = Unit::Nanoseconds.show(peak.time);
+            lines.push(format!("            peak: {} at {time}", show(peak.bytes)));
+        }
         for (kind, changes) in [
             ("anonymous", &memory.anonymous),
             ("file", &memory.file),

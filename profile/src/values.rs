@@ -100,6 +100,8 @@ impl ValueType {
     pub const LEAKED_BYTES: ValueType = ValueType::fixed("leaked_bytes", Unit::Bytes);
     /// Resident memory of the process, bytes; by stack, what grew there and is still resident.
     pub const RSS_BYTES: ValueType = ValueType::fixed("rss_bytes", Unit::Bytes);
+    /// Resident memory of the process when most was, bytes; by stack, what grew there and was resident then.
+    pub const RSS_PEAK_BYTES: ValueType = ValueType::fixed("rss_peak_bytes", Unit::Bytes);
     /// Growth of resident memory, bytes, whether it is still resident or not.
     pub const RSS_GROWN_BYTES: ValueType = ValueType::fixed("rss_grown_bytes", Unit::Bytes);
     /// Resident memory that was given back, bytes.
@@ -196,7 +198,7 @@ impl Profile {
 
     /// Index in [`Profile::value_types`] of what views of the profile show unless another value is chosen: wall-clock time,
     /// or another time of what is no sample, such as calls; bytes, of which each sample stands for a different number: memory
-    /// that grew and is still resident first; the events that samples stand for; else the count. Samples of CPU time remain
+    /// that grew and is still resident first, or was when most was ([`Profile::show_peak`]); the events that samples stand for; else the count. Samples of CPU time remain
     /// samples: these stand for the same time each, and say how much they prove.
     pub fn default_value(&self) -> usize {
         let types = self.value_types();
@@ -205,11 +207,13 @@ impl Profile {
         if self.find_value(&ValueType::RSS_GROWN_BYTES.name).is_some() {
             let memory = [
                 ValueType::RSS_BYTES,
+                ValueType::RSS_PEAK_BYTES,
                 ValueType::RSS_GROWN_BYTES,
                 ValueType::RSS_RETURNED_BYTES,
             ];
-            let found = memory.iter().filter_map(|kind| self.find_value(&kind.name));
-            return found.into_iter().find(is_shown).unwrap_or(0);
+            // In the order of the profile, whose first one is that which it is about.
+            let is_of_memory = |at: &usize| memory.contains(&types[*at].kind);
+            return (0..types.len()).filter(is_of_memory).find(is_shown).unwrap_or(0);
         }
         // Samples of events stand for different numbers of them.
         if let Some(events) = self.find_value(self.meta.event_alone()).filter(|at| *at > 0) {
@@ -222,6 +226,20 @@ impl Profile {
         match wall {
             None if *self.count_type() != ValueType::SAMPLES => times.next().unwrap_or(0),
             wall => wall.or_else(|| bytes.next()).unwrap_or(0),
+        }
+    }
+
+    /// Lets views show by default what was resident when most was, instead of what is in the end. No effect on a profile that has
+    /// only one of the two.
+    pub fn show_peak(&mut self) {
+        let (end, peak) = (
+            self.find_value(&ValueType::RSS_BYTES.name),
+            self.find_value(&ValueType::RSS_PEAK_BYTES.name),
+        );
+        if let (Some(end), Some(peak)) = (end, peak)
+            && end < peak
+        {
+            self.values[end..=peak].rotate_right(1);
         }
     }
 
@@ -425,6 +443,16 @@ mod tests {
                     each(ValueType::RSS_GROWN_BYTES, 9),
                 ],
                 "rss_bytes",
+            ),
+            (
+                "growth of memory, shown at the peak",
+                vec![
+                    per_count(ValueType::SAMPLES),
+                    each(ValueType::RSS_PEAK_BYTES, 6),
+                    each(ValueType::RSS_BYTES, 4),
+                    each(ValueType::RSS_GROWN_BYTES, 9),
+                ],
+                "rss_peak_bytes",
             ),
             (
                 "growth of memory that was all given back",

@@ -377,6 +377,8 @@ impl SpanRecords {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemoryRange {
     pub pid: Pid,
+    /// On the samples' clock, ns.
+    pub time: u64,
     /// avma of the first byte, and past the last one.
     pub from: u64,
     pub to: u64,

@@ -86,19 +86,25 @@ pub fn event_values(input: &ResolveInput<'_>, nodes: &[Node], ends: &[(NodeId, P
     values
 }
 
-/// Samples, and the memory that they represent: that which is still resident, all growth, and what was given back.
+/// Samples, and the memory that they represent: that which is still resident, that which was when most was, all growth, and what
+/// was given back.
 pub fn memory_values(input: &ResolveInput<'_>, nodes: &[Node], ends: &[(NodeId, PlaceId)]) -> Vec<Value> {
     let of = |kind: ValueType, counts: fn(RawMemory) -> bool| {
         let rows = input.timeline.iter().zip(input.memory);
         let amounts = rows.map(|(t, memory)| if counts(*memory) { t.amount } else { 0 });
         of_samples(input, nodes, ends, kind, amounts.collect())
     };
-    vec![
+    let mut values = vec![
         Value::per_count(ValueType::SAMPLES, 1),
-        of(ValueType::RSS_BYTES, |m| m == RawMemory::Grown { is_resident: true }),
-        of(ValueType::RSS_GROWN_BYTES, |m| matches!(m, RawMemory::Grown { .. })),
-        of(ValueType::RSS_RETURNED_BYTES, |m| m == RawMemory::Returned),
-    ]
+        of(ValueType::RSS_BYTES, RawMemory::is_resident),
+    ];
+    // The peak is known in the end.
+    if input.memory.iter().any(|memory| memory.was_at_peak()) {
+        values.push(of(ValueType::RSS_PEAK_BYTES, RawMemory::was_at_peak));
+    }
+    values.push(of(ValueType::RSS_GROWN_BYTES, |m| matches!(m, RawMemory::Grown { .. })));
+    values.push(of(ValueType::RSS_RETURNED_BYTES, |m| m == RawMemory::Returned));
+    values
 }
 
 /// A stack with names.

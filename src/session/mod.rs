@@ -345,7 +345,8 @@ impl Session {
         let before = before.map(|process| (process.space.root.clone(), process.started));
         self.names.exec(pid, comm);
         self.stacks.forget_last();
-        self.activities.resident.exec(pid, &mut self.segment);
+        let now = self.files.system.now();
+        self.activities.resident.exec(pid, now, &mut self.segment);
         self.forget(pid);
         // Mappings of the new program follow as separate events, except for the vDSO.
         if self.open(pid, update).is_err()

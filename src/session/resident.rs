@@ -6,6 +6,7 @@
 //! addresses are used again.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 use rustc_hash::FxHashMap;
 
@@ -54,7 +55,7 @@ impl Resident {
             segment.memory.push(RawMemory::Returned);
             return;
         }
-        segment.memory.push(RawMemory::Grown { is_resident: true });
+        segment.memory.push(RawMemory::NEW);
         let Some(page) = page_of(change, s.time ^ u64::from(s.tid) << 32) else {
             self.without_page += segment.timeline.get(row).map_or(0, |row| row.amount);
             return;
@@ -62,7 +63,7 @@ impl Resident {
         let pages = self.by_process.entry(s.pid).or_default();
         // Another page at this place: what was there before has gone.
         if change.length == 0 && !change.is_repeated {
-            forget(pages, page, page + PAGE, segment);
+            forget(pages, page..page + PAGE, s.time, segment);
         }
         pages.entry(page).or_default().push(GrownSample {
             row: row as u32,
@@ -91,7 +92,7 @@ impl Resident {
             return;
         }
         match range.change {
-            RangeChange::GivenBack => forget(pages, from, to, segment),
+            RangeChange::GivenBack => forget(pages, from..to, range.time, segment),
             RangeChange::SomeOfFiles | RangeChange::SomeOfIt => {
                 let is_meant = |sample: &GrownSample| {
                     range.change == RangeChange::SomeOfIt || sample.kind != MemoryKind::Anonymous
@@ -100,11 +101,11 @@ impl Resident {
                     .range(from..to)
                     .filter(|(_, samples)| samples.iter().any(is_meant));
                 let meant = meant.map(|(page, _)| *page).collect();
-                forget_absent(pages, range.pid, meant, system, segment);
+                forget_absent(pages, range.pid, meant, range.time, system, segment);
             }
             RangeChange::MovedTo(at) => {
-                let moved = take(pages, from, to);
-                forget(pages, at, at.saturating_add(to - from), segment);
+                let moved = take(pages, from..to);
+                forget(pages, at..at.saturating_add(to - from), range.time, segment);
                 for (page, rows) in moved {
                     pages.entry(at.saturating_add(page - from)).or_default().extend(rows);
                 }
@@ -121,11 +122,13 @@ impl Resident {
         system: &dyn System,
         segment: &mut Segment,
     ) {
+        let now = system.now();
         for (pid, pages) in &mut self.by_process {
             let all = pages.keys().copied().collect();
-            forget_absent(pages, *pid, all, system, segment);
+            forget_absent(pages, *pid, all, now, system, segment);
         }
-        add_of_other_tasks(accounts, by_process, system.now(), segment);
+        segment.note_peaks(&peaks(accounts));
+        add_of_other_tasks(accounts, by_process, now, segment);
     }
 
     /// Looks up some of the sampled memory while it is recorded, other pages each time: what has gone without a call that gave it
@@ -140,7 +143,14 @@ impl Resident {
                 .collect();
             *first = next.last().map_or(0, |(page, _)| page.saturating_add(PAGE));
             let filled = next.into_iter().filter(|(_, is_filled)| *is_filled);
-            forget_absent(pages, *pid, filled.map(|(page, _)| page).collect(), system, segment);
+            forget_absent(
+                pages,
+                *pid,
+                filled.map(|(page, _)| page).collect(),
+                now,
+                system,
+                segment,
+            );
         }
     }
 
@@ -162,35 +172,52 @@ impl Resident {
     }
 
     /// A process executes another program: all that it had has gone.
-    pub(super) fn exec(&mut self, pid: Pid, segment: &mut Segment) {
+    pub(super) fn exec(&mut self, pid: Pid, time: u64, segment: &mut Segment) {
+        self.looked_up.remove(&pid);
         if let Some(mut pages) = self.by_process.remove(&pid) {
-            forget(&mut pages, 0, u64::MAX, segment);
+            forget(&mut pages, 0..u64::MAX, time, segment);
         }
     }
 }
 
-/// Removes the samples of a range, whose memory has gone.
-fn forget(pages: &mut Pages, from: u64, to: u64, segment: &mut Segment) {
-    for (_, samples) in take(pages, from, to) {
+/// Removes the samples of a range, whose memory has gone by a time.
+fn forget(pages: &mut Pages, range: Range<u64>, time: u64, segment: &mut Segment) {
+    for (_, samples) in take(pages, range) {
         for sample in samples {
-            segment.has_gone(sample.row);
+            segment.has_gone(sample.row, time);
         }
     }
 }
 
-/// Removes the samples of those of the pages that are not resident.
-fn forget_absent(pages: &mut Pages, pid: Pid, wanted: Vec<u64>, system: &dyn System, segment: &mut Segment) {
+/// By process, when most of its memory was resident, and when the program began that it ran then.
+fn peaks(accounts: &[ResidentMemory]) -> FxHashMap<Pid, (u64, u64)> {
+    let mut highest: FxHashMap<Pid, (u64, (u64, u64))> = FxHashMap::default();
+    for account in accounts {
+        let Some(peak) = account.peak else { continue };
+        let known = highest.entry(account.pid).or_default();
+        if peak.bytes >= known.0 {
+            *known = (peak.bytes, (account.began, peak.time));
+        }
+    }
+    highest.into_iter().map(|(pid, (_, times))| (pid, times)).collect()
+}
+
+/// Removes the samples of those of the pages that are not resident at a time.
+fn forget_absent(pages: &mut Pages, pid: Pid, wanted: Vec<u64>, time: u64, system: &dyn System, segment: &mut Segment) {
     let Some(present) = system.resident_pages(pid, &wanted) else {
         return;
     };
     for (page, _) in wanted.iter().zip(present).filter(|(_, is_present)| !is_present) {
-        forget(pages, *page, page.saturating_add(PAGE), segment);
+        forget(pages, *page..page.saturating_add(PAGE), time, segment);
     }
 }
 
 /// Removes the samples of a range, and returns them.
-fn take(pages: &mut Pages, from: u64, to: u64) -> Vec<(u64, Vec<GrownSample>)> {
-    let found: Vec<u64> = pages.range(from..to).map(|(page, _)| *page).collect();
+fn take(pages: &mut Pages, range: Range<u64>) -> Vec<(u64, Vec<GrownSample>)> {
+    if range.is_empty() {
+        return Vec::new();
+    }
+    let found: Vec<u64> = pages.range(range).map(|(page, _)| *page).collect();
     let taken = found.into_iter().filter_map(|page| pages.remove_entry(&page));
     taken.collect()
 }
@@ -218,6 +245,12 @@ fn page_of(change: &MemoryChange, random: u64) -> Option<u64> {
     }
 }
 
+/// Memory that has gone at a time that is not known.
+const GONE: RawMemory = RawMemory::Grown {
+    until: 0,
+    at_peak: false,
+};
+
 /// Counts what other tasks have done to the memory of processes. `by_process`: stacks begin with their process.
 pub(super) fn add_of_other_tasks(accounts: &[ResidentMemory], by_process: bool, time: u64, segment: &mut Segment) {
     for account in accounts {
@@ -225,8 +258,8 @@ pub(super) fn add_of_other_tasks(accounts: &[ResidentMemory], by_process: bool, 
         let left = total.grown_by_others.saturating_sub(total.returned_by_others);
         let gone = total.grown_by_others - left;
         for (memory, amount) in [
-            (RawMemory::Grown { is_resident: true }, left),
-            (RawMemory::Grown { is_resident: false }, gone),
+            (RawMemory::NEW, left),
+            (GONE, gone),
             (RawMemory::Returned, total.returned_by_others),
         ] {
             if amount > 0 {
@@ -267,6 +300,7 @@ fn add_of_other_task(
 mod tests {
     use super::*;
     use crate::process::system::LiveSystem;
+    use crate::profile::resident::MemoryPeak;
 
     fn grown(address: u64, length: u64, pages: i64) -> MemoryChange {
         MemoryChange {
@@ -288,8 +322,7 @@ mod tests {
     }
 
     fn rows(segment: &Segment) -> Vec<bool> {
-        let is_resident = |memory: &RawMemory| *memory == RawMemory::Grown { is_resident: true };
-        segment.memory.iter().map(is_resident).collect()
+        segment.memory.iter().map(|memory| memory.is_resident()).collect()
     }
 
     #[test]
@@ -297,6 +330,7 @@ mod tests {
         let (mut resident, mut segment) = (Resident::default(), Segment::default());
         let range = |from, to, change| MemoryRange {
             pid: 7,
+            time: 50,
             from,
             to,
             change,
@@ -322,7 +356,7 @@ mod tests {
         // Another page at the place of one that was taken unseen.
         add(&mut resident, &mut segment, grown(0x20_0000, 0, 1));
         assert_eq!(rows(&segment), [false, false, true, false, true]);
-        resident.exec(7, &mut segment);
+        resident.exec(7, 60, &mut segment);
         assert_eq!(rows(&segment), [false, false, true, false, false]);
         // Of hostile sizes.
         for (from, to, change) in [
@@ -332,6 +366,65 @@ mod tests {
         ] {
             add(&mut resident, &mut segment, grown(0x20_0000, 0, 1));
             resident.apply(&range(from, to, change), &LiveSystem, &mut segment);
+        }
+    }
+
+    #[test]
+    fn memory_was_resident_at_the_peak_of_its_program() {
+        let (mut resident, mut segment) = (Resident::default(), Segment::default());
+        let grow = |resident: &mut Resident, segment: &mut Segment, time: u64, address: u64| {
+            let row = segment.memory.len();
+            segment.timeline.push(RawTimelineSample {
+                time,
+                pid: 7,
+                tid: 7,
+                node: 0,
+                count: 1,
+                amount: 1,
+                labels: 0,
+            });
+            let sample = Sample {
+                pid: 7,
+                time,
+                ..Sample::default()
+            };
+            resident.add(&sample, &grown(address, 0, 1), row, segment);
+        };
+        grow(&mut resident, &mut segment, 1, 0x1000);
+        grow(&mut resident, &mut segment, 2, 0x2000);
+        let given_back = MemoryRange {
+            pid: 7,
+            time: 5,
+            from: 0x2000,
+            to: 0x3000,
+            change: RangeChange::GivenBack,
+        };
+        resident.apply(&given_back, &LiveSystem, &mut segment);
+        grow(&mut resident, &mut segment, 6, 0x3000);
+        let account = |began, bytes, time| ResidentMemory {
+            pid: 7,
+            began,
+            peak: Some(MemoryPeak { bytes, time }),
+            ..ResidentMemory::default()
+        };
+        for (accounts, expected) in [
+            (vec![account(0, 9, 4)], [true, true, false]),
+            (vec![account(0, 9, 5)], [true, false, false]),
+            (vec![account(0, 9, 7)], [true, false, true]),
+            (
+                vec![account(0, 3, 4), account(6, 9, 8), account(9, 1, 9)],
+                [false, false, true],
+            ),
+            (vec![], [false, false, false]),
+        ] {
+            let mut segment = Segment {
+                timeline: segment.timeline.clone(),
+                memory: segment.memory.clone(),
+                ..Segment::default()
+            };
+            segment.note_peaks(&peaks(&accounts));
+            let at_peak: Vec<bool> = segment.memory.iter().map(|memory| memory.was_at_peak()).collect();
+            assert_eq!(at_peak, expected, "{accounts:?}");
         }
     }
 

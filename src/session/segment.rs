@@ -202,9 +202,24 @@ impl Segment {
     }
 
     /// Takes note that the memory of a row is not resident any more.
-    pub(super) fn has_gone(&mut self, row: u32) {
+    /// `time`: when that was, on the samples' clock.
+    pub(super) fn has_gone(&mut self, row: u32, time: u64) {
         if let Some(memory) = self.memory.get_mut(row as usize) {
-            *memory = RawMemory::Grown { is_resident: false };
+            *memory = RawMemory::Grown {
+                until: time.min(u64::MAX - 1),
+                at_peak: false,
+            };
+        }
+    }
+
+    /// Takes note of which memory was resident when most of a process's was. `peaks`: the time of that, and when the program began
+    /// that was run then.
+    pub(super) fn note_peaks(&mut self, peaks: &FxHashMap<Pid, (u64, u64)>) {
+        for (row, memory) in self.timeline.iter().zip(&mut self.memory) {
+            let (Some((began, time)), RawMemory::Grown { until, at_peak }) = (peaks.get(&row.pid), memory) else {
+                continue;
+            };
+            *at_peak = (*began..=*time).contains(&row.time) && *until > *time;
         }
     }
 
@@ -248,7 +263,11 @@ impl Segment {
     /// are more than `most` of them: until half as many are left. Returns the number that each other row has then, by its number
     /// before; `None`: they have the same as before.
     pub(super) fn combine_gone(&mut self, most: usize) -> Option<Vec<u32>> {
-        let has_gone = |memory: &RawMemory| *memory != RawMemory::Grown { is_resident: true };
+        const GONE: RawMemory = RawMemory::Grown {
+            until: 0,
+            at_peak: false,
+        };
+        let has_gone = |memory: &RawMemory| !memory.is_resident();
         let gone = self.memory.iter().filter(|memory| has_gone(memory)).count();
         if gone <= most {
             return None;
@@ -261,7 +280,11 @@ impl Segment {
         for (row, of_row) in self.timeline.iter().zip(&self.memory) {
             if excess > 0 && has_gone(of_row) {
                 excess -= 1;
-                let at = *first.entry((row.node, row.tid, *of_row)).or_insert(rows.len());
+                let kind = match of_row {
+                    RawMemory::Returned => RawMemory::Returned,
+                    RawMemory::Grown { .. } => GONE,
+                };
+                let at = *first.entry((row.node, row.tid, kind)).or_insert(rows.len());
                 if let Some(sum) = rows.get_mut(at) {
                     sum.count = sum.count.saturating_add(row.count);
                     sum.amount = sum.amount.saturating_add(row.amount);
@@ -451,8 +474,11 @@ mod tests {
 
     #[test]
     fn memory_that_has_gone_is_combined_by_stack() {
-        let resident = RawMemory::Grown { is_resident: true };
-        let gone = RawMemory::Grown { is_resident: false };
+        let resident = RawMemory::NEW;
+        let gone = RawMemory::Grown {
+            until: 9,
+            at_peak: false,
+        };
         let mut segment = Segment::default();
         let rows = [
             (1, gone),

@@ -102,14 +102,15 @@ pub enum DecodedRecord {
     Sample(Box<Sample>),
     /// Of a process, at a time: taken with a sample of the same time, which follows.
     Code(Pid, u64, CodeCopy),
-    /// With its time.
-    Range(u64, MemoryRange),
+    /// Memory that was given back or moved.
+    Range(MemoryRange),
 }
 
 /// Memory that was given back or moved, from one ring buffer entry; `None` if the entry is truncated.
 pub fn decode_range(b: &[u8]) -> Option<DecodedRecord> {
     let range = MemoryRange {
         pid: u32_at(b, PID)?,
+        time: u64_at(b, TIME)?,
         from: u64_at(b, RANGE_FROM)?,
         to: u64_at(b, RANGE_TO)?,
         change: match u64_at(b, RANGE_MOVED_TO)? {
@@ -119,7 +120,7 @@ pub fn decode_range(b: &[u8]) -> Option<DecodedRecord> {
             at => RangeChange::MovedTo(at),
         },
     };
-    Some(DecodedRecord::Range(u64_at(b, TIME)?, range))
+    Some(DecodedRecord::Range(range))
 }
 
 /// The change of resident memory that a sample was taken for.

@@ -479,14 +479,15 @@ impl Backend for EbpfBackend {
         for record in records {
             let time = match &record {
                 DecodedRecord::Sample(s) => s.time,
-                DecodedRecord::Code(_, time, _) | DecodedRecord::Range(time, _) => *time,
+                DecodedRecord::Code(_, time, _) => *time,
+                DecodedRecord::Range(range) => range.time,
             };
             while self.pending.front().is_some_and(|t| t.time <= time) {
                 self.emit_next(out);
             }
             match record {
                 DecodedRecord::Sample(s) => self.emit_sample(s, out),
-                DecodedRecord::Range(_, range) => out.push(Event::MemoryRange(range)),
+                DecodedRecord::Range(range) => out.push(Event::MemoryRange(range)),
                 DecodedRecord::Code(pid, _, copy) => out.push(Event::Code {
                     pid,
                     copy: Box::new(copy),

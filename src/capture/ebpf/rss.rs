@@ -14,7 +14,8 @@ use super::errors::bpf_error;
 use super::object;
 use crate::error::{Error, ErrorKind, Result};
 use crate::event::{PAGE, Pid};
-use crate::profile::resident::{MemoryChanges, ResidentMemory};
+use crate::profile::resident::{MemoryChanges, MemoryPeak, ResidentMemory};
+use crate::sys;
 use crate::sys::procfs;
 
 const LOAD: &str = "cannot load the BPF programs for resident memory";
@@ -45,13 +46,19 @@ const CHANGED: u32 = 3;
 /// How often the counters of a process may be read, while they change.
 const MAX_READS: usize = 100;
 
-/// `struct space` as words: address, process, samples, heap, common counts, parts of counters, counts at the start.
-type Space = [u64; 4 + 3 * MEMBERS];
+/// `struct space` as words: address, process, samples, heap, common counts, parts of counters, counts at the start; when it began,
+/// all pages, the peak, its time, whether memory is growing since.
+type Space = [u64; 4 + 3 * MEMBERS + 5];
 const SPACE_PID: usize = 1;
 const SPACE_START: usize = 4 + 2 * MEMBERS;
+const SPACE_BEGAN: usize = SPACE_START + MEMBERS;
+const SPACE_PEAK: usize = SPACE_BEGAN + 2;
+const SPACE_PEAK_TIME: usize = SPACE_PEAK + 1;
+const SPACE_IS_RISING: usize = SPACE_PEAK + 2;
 
-/// `struct space_part` as words: distances and offset, four amounts of each member, parts of counters, the last range.
-type SpacePart = [u64; 3 + 4 * MEMBERS + MEMBERS / 2 + 6];
+/// `struct space_part` as words: distances and offset, four amounts of each member, parts of counters, the last range, what is not
+/// posted.
+type SpacePart = [u64; 3 + 4 * MEMBERS + MEMBERS / 2 + 7];
 const GROWN: usize = 3;
 const RETURNED: usize = GROWN + MEMBERS;
 const OTHERS_GROWN: usize = RETURNED + MEMBERS;
@@ -273,12 +280,31 @@ fn account(space: &Space, parts: &PerCpuValues<SpacePart>) -> ResidentMemory {
         grown_by_others: sum(OTHERS_GROWN + member),
         returned_by_others: sum(OTHERS_RETURNED + member),
     };
-    ResidentMemory {
+    let memory = ResidentMemory {
         pid: space[SPACE_PID] as Pid,
         measured: None,
         anonymous: changes(ANONYMOUS),
         file: changes(FILE),
         shared: changes(SHARED),
+        began: space[SPACE_BEGAN],
+        peak: None,
+    };
+    // What is not posted is missing in the peak: it is not less than what there is now.
+    let (now, total) = (sys::clock::now(), memory.total());
+    let noted = bytes(space[SPACE_PEAK]);
+    let peak = match space[SPACE_IS_RISING] {
+        0 if noted >= total.end() || space[0] == ENDED => MemoryPeak {
+            bytes: noted.max(total.start),
+            time: space[SPACE_PEAK_TIME],
+        },
+        _ => MemoryPeak {
+            bytes: noted.max(total.end()).max(total.start),
+            time: now,
+        },
+    };
+    ResidentMemory {
+        peak: Some(peak),
+        ..memory
     }
 }
 

@@ -22,8 +22,8 @@ pub use host::{Host, HostFilterArgs, LogFormatArg};
 pub use mcp::McpCommand;
 pub use push::{CredentialArgs, PushCommand};
 pub use shared::{
-    Browse, DebuginfodArg, FrameArgs, HistoryArgs, HistoryProcesses, LabelArgs, PageArgs, ProcessRef, Sampling,
-    SymbolArgs, TargetArg, TaskArgs, TimePoint, TimeRangeArgs, ViewArgs,
+    Browse, DebuginfodArg, FrameArgs, HistoryArgs, HistoryProcesses, LabelArgs, PageArgs, ProcessRef, ResidentAt,
+    Sampling, SymbolArgs, TargetArg, TaskArgs, TimePoint, TimeRangeArgs, ViewArgs,
 };
 use shared::{formats, rate, seconds, values, wait_kinds};
 
@@ -475,6 +475,10 @@ pub struct RecordArgs {
     pub verbose: bool,
     #[command(flatten)]
     pub sampling: Sampling,
+    /// With --mode rss: what views show first: memory that is resident at the end of the recording (end), or when most of its
+    /// process's memory was (peak)
+    #[arg(long, value_enum, value_name = "TIME", hide_possible_values = true)]
+    pub at: Option<ResidentAt>,
     /// Also sample child processes
     #[arg(long)]
     pub subprocesses: bool,

@@ -94,6 +94,15 @@ pub struct Sampling {
     pub kernel: bool,
 }
 
+/// At which time resident memory is shown.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum ResidentAt {
+    /// At the end of the recording.
+    End,
+    /// When most was resident.
+    Peak,
+}
+
 /// What to show of tasks.
 #[derive(Debug, Args)]
 pub struct TaskArgs {
@@ -546,6 +555,7 @@ pub fn values() -> Offered {
         "alloc_bytes",
         "live_bytes",
         "rss_bytes",
+        "rss_peak_bytes",
         "rss_grown_bytes",
         "rss_returned_bytes",
         "peak_bytes",

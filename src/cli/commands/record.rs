@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use crate::capture::{self, Backend};
-use crate::cli::args::RecordArgs;
+use crate::cli::args::{RecordArgs, ResidentAt};
 use crate::cli::backend::check_rate;
 use crate::cli::discover;
 use crate::cli::live::{Invoker, LiveOptions, LiveRecording, LiveTarget, PreparedTarget};
@@ -64,6 +64,11 @@ pub fn record(target: LiveTarget, options: &RecordArgs) -> Result<u8> {
                 .hint("omit --save-tape, or --mode"),
         );
     }
+    if options.at.is_some() && options.sampling.mode != capture::Mode::Rss {
+        return Err(Error::new(ErrorKind::Usage, "--at needs --mode rss")
+            .why("it is about resident memory, which other modes do not sample")
+            .hint("--mode rss --at peak, or omit --at"));
+    }
     if options.shown.frames.idle && matches!(options.sampling.mode, capture::Mode::Cpu | capture::Mode::Rss) {
         return Err(Error::new(ErrorKind::Usage, "--idle needs off-CPU time")
             .why("by default only CPU time is sampled, and idle threads use none")
@@ -118,7 +123,10 @@ pub fn record(target: LiveTarget, options: &RecordArgs) -> Result<u8> {
     };
     let (finished, launched) = live.finish(failure);
     let written = finished.and_then(|mut finished| {
-        let profile = finished.resolve();
+        let mut profile = finished.resolve();
+        if options.at == Some(ResidentAt::Peak) {
+            profile.show_peak();
+        }
         let written = output.write(&profile)?;
         if let Some(text) = first_functions::text(&profile, &TerminalStyle::of_stderr()) {
             print_line(&text);

@@ -3,7 +3,7 @@
 use serde_json::{Map, Value};
 
 use super::number;
-use crate::resident::{MemoryChanges, ResidentMemory};
+use crate::resident::{MemoryChanges, MemoryPeak, ResidentMemory};
 
 /// One entry of the list; what is missing is 0.
 pub fn read(map: &mut Map<String, Value>) -> ResidentMemory {
@@ -24,6 +24,11 @@ pub fn read(map: &mut Map<String, Value>) -> ResidentMemory {
         anonymous: changes("anonymous"),
         file: changes("file"),
         shared: changes("shared"),
+        began: number(map.get("began_ns")),
+        peak: measured("peak_bytes").map(|bytes| MemoryPeak {
+            bytes,
+            time: number(map.get("peak_ns")),
+        }),
     }
 }
 
@@ -48,9 +53,12 @@ mod tests {
             anonymous: changes(10),
             file: changes(20),
             shared: changes(30),
+            began: 40,
+            peak: Some(MemoryPeak { bytes: 50, time: 60 }),
         };
         let ended = ResidentMemory {
             measured: None,
+            peak: None,
             ..account
         };
         let profile = Profile {

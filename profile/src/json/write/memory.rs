@@ -12,6 +12,10 @@ pub fn write(accounts: &[ResidentMemory], out: &mut impl Write) -> io::Result<()
         if let Some((start, end)) = account.measured {
             write!(out, ",\"rss_start_bytes\":{start},\"rss_end_bytes\":{end}")?;
         }
+        write!(out, ",\"began_ns\":{}", account.began)?;
+        if let Some(peak) = account.peak {
+            write!(out, ",\"peak_bytes\":{},\"peak_ns\":{}", peak.bytes, peak.time)?;
+        }
         let kinds = [
             ("anonymous", account.anonymous),
             ("file", account.file),

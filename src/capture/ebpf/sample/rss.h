@@ -16,10 +16,12 @@
 #define RSS_FILE 0
 #define RSS_ANONYMOUS 1
 #define RSS_SWAP 2
+#define RSS_SHARED 3
 #define SPACE_CELLS 4096          // a power of two
 #define MAX_SPACES 256            // address spaces, at most
 #define MAX_RSS_CPUS 1024
 #define GAP_BITS 12               // of the table of distances
+#define POSTED 16                 // pages by which the memory of a CPU may differ from what is added to the whole
 #define ENDED 1                   // in place of the address of an address space
 #define POPULATE (0x8000 | 0x2000) // MAP_POPULATE, MAP_LOCKED (asm-generic/mman.h)
 #define FIXED 0x10                // MAP_FIXED (asm-generic/mman-common.h)
@@ -115,9 +117,11 @@ struct bpf_array {
 		*(at) = 1;              \
 		!old_;                  \
 	})
+#define SUM(at, more) (*(at) += (more))
 #else
 #define EXCHANGE(at, new) __sync_lock_test_and_set(at, new)
 #define TAKE(at) (!__sync_lock_test_and_set(at, 1))
+#define SUM(at, more) (__sync_fetch_and_add(at, more) + (more))
 #endif
 
 // An address space that is observed.
@@ -129,6 +133,10 @@ struct space {
 	__s64 global[RSS_MEMBERS]; // the common counts at the last report
 	__u64 counters[RSS_MEMBERS]; // addresses of the parts of CPUs, relative to each CPU's own memory
 	__s64 start[RSS_MEMBERS]; // pages when it began to be observed
+	__u64 began;              // when that was
+	__s64 total, peak;        // pages of all kinds, and the most that there were
+	__u64 peak_time;          // the last time before memory was given back after that; ...
+	__u64 is_rising;          // ... it has not been since
 };
 
 // What each CPU has of it. Amounts in pages.
@@ -140,6 +148,7 @@ struct space_part {
 	__s32 last[RSS_MEMBERS];  // this CPU's parts of the counters at the last report
 	struct system_call range; // the last one that was passed on, ...
 	__u64 range_sampled;      // ... and `sampled` then
+	__s64 unposted;           // pages that are not in `total` of the space yet
 };
 
 struct {
@@ -368,6 +377,37 @@ static __always_inline int read_parts(struct space *s, __u32 index, __u64 mm)
 	return SPACE_BEGUN;
 }
 
+// Adds what has changed on this CPU to the whole, and takes note of the peak. Not at each change: CPUs would wait for each other.
+static __always_inline void post(struct space *s, struct space_part *part, __s64 pages)
+{
+	__s64 change = part->unposted + pages, total;
+
+	if (change < POSTED && change > -POSTED) {
+		part->unposted = change;
+		return;
+	}
+	part->unposted = 0;
+	if (change < 0 && s->is_rising) {
+		s->peak_time = bpf_ktime_get_ns();
+		s->is_rising = 0;
+	}
+	total = SUM(&s->total, change);
+	if (total > s->peak) {
+		s->peak = total;
+		s->is_rising = 1;
+	}
+}
+
+// An address space ends.
+static __always_inline void end_space(struct space *s)
+{
+	if (s->is_rising) {
+		s->peak_time = bpf_ktime_get_ns();
+		s->is_rising = 0;
+	}
+	s->mm = ENDED;
+}
+
 // Begins to observe an address space. (Not static: as walk_chain.)
 __noinline int begin_space(__u64 mm, __u32 pid)
 {
@@ -416,6 +456,10 @@ __noinline int begin_space(__u64 mm, __u32 pid)
 			return begun;
 		}
 	}
+	s->began = bpf_ktime_get_ns();
+	s->total = s->start[RSS_FILE] + s->start[RSS_ANONYMOUS] + s->start[RSS_SHARED];
+	s->peak = s->total;
+	s->is_rising = 1;
 	if (is_unused(cell, 0)) {
 		cell->index[0] = index;
 		cell->mm[0] = mm;
@@ -770,9 +814,11 @@ int rss_changed(struct bpf_raw_tracepoint_args *ctx)
 	if ((__u32)(bpf_get_current_pid_tgid() >> 32) != s->pid) {
 		// The last user of an address space need not be of its process: it may be a reader of /proc.
 		if (pages < 0 && has_no_users(mm)) {
-			s->mm = ENDED;
+			end_space(s);
 			return 0;
 		}
+		if (member != RSS_SWAP)
+			post(s, part, pages);
 		part->others_grown[member] += pages > 0 ? pages : 0;
 		part->others_returned[member] -= pages < 0 ? pages : 0;
 		return 0;
@@ -785,6 +831,8 @@ int rss_changed(struct bpf_raw_tracepoint_args *ctx)
 		is_moved = !fits(&call, member, pages);
 	}
 	if (is_moved) {
+		if (member != RSS_SWAP)
+			post(s, part, pages);
 		if (pages < 0) {
 			part->grown[member] += pages;
 			part->until_grown -= pages * (__s64)PAGE;
@@ -798,6 +846,7 @@ int rss_changed(struct bpf_raw_tracepoint_args *ctx)
 		part->grown[member] += pages;
 		if (member == RSS_SWAP)
 			return 0;
+		post(s, part, pages);
 		if (!part->until_grown)
 			part->until_grown = gap();
 		part->until_grown -= pages * (__s64)PAGE;
@@ -808,12 +857,14 @@ int rss_changed(struct bpf_raw_tracepoint_args *ctx)
 		task = (void *)bpf_get_current_task();
 		// The process ends, or executes another program.
 		if ((__u64)BPF_CORE_READ(task, mm) != mm) {
-			s->mm = ENDED;
+			end_space(s);
 			return 0;
 		}
 		part->returned[member] -= pages;
 		if (member == RSS_SWAP)
 			return 0;
+		// (Before the range is passed on: until now all of it was there.)
+		post(s, part, pages);
 	}
 	fault = bpf_map_lookup_elem(&LAST_FAULT, &zero);
 	if (!fault)
