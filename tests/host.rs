@@ -367,6 +367,7 @@ fn samples_count_with_the_rate_that_they_were_taken_at() {
             mode: Mode::Cpu,
             rate: RATES[1],
             interval: 0,
+            max_overhead: 1.0,
             event: EventKind::CpuClock,
             kernel: false,
             children: true,

@@ -29,6 +29,7 @@ const TIMED_OPTIONS: SamplingOptions = SamplingOptions {
     mode: Mode::Cpu,
     rate: 500,
     interval: 0,
+    max_overhead: 1.0,
     event: EventKind::CpuClock,
     kernel: false,
     children: false,

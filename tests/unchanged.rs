@@ -22,6 +22,7 @@ mod common;
 const OPTIONS: SamplingOptions = SamplingOptions {
     rate: 1000,
     interval: 0,
+    max_overhead: 1.0,
     event: EventKind::CpuClock,
     kernel: false,
     mode: nativeprof::capture::Mode::Cpu,

@@ -83,6 +83,14 @@ impl Measure {
         }
     }
 
+    /// The same where the interval between samples of memory was doubled so many times.
+    pub fn doubled(self, times: u32) -> Measure {
+        match self {
+            Measure::Bytes(interval) => Measure::Bytes(interval.saturating_mul(1 << times.min(63))),
+            other => other,
+        }
+    }
+
     /// What a sampled piece of memory stands for, bytes: itself and those like it that were not sampled. 0 where memory is not
     /// measured.
     pub fn bytes(self, piece: u64) -> u64 {

@@ -33,6 +33,8 @@ pub struct SamplingOptions {
     pub off_cpu: OffCpuOptions,
     /// With [`Mode::Rss`]: bytes between two samples, on average.
     pub interval: u64,
+    /// With [`Mode::Rss`]: the part of the target's CPU time that taking stacks may use.
+    pub max_overhead: f64,
     /// Take the Python frames of the threads that native workers work for.
     pub workers: bool,
     /// Take which spans are active.
@@ -225,6 +227,11 @@ pub trait Backend {
 
     /// How threads are sampled that the usual timer cannot sample, and why, for the summary; `None`: there are none.
     fn timer_remark(&self) -> Option<String> {
+        None
+    }
+
+    /// Which share of the samples was taken, and why not all, for the summary; `None`: all were.
+    fn sampling_remark(&self) -> Option<String> {
         None
     }
 

@@ -246,6 +246,8 @@ pub struct MemoryChange {
     pub length: u64,
     /// There is a sample of the same page fault already, which has made other pages resident.
     pub is_repeated: bool,
+    /// How often the interval between samples was doubled when this one was chosen.
+    pub doubled: u32,
 }
 
 /// What resident memory is: what the kernel counts apart.

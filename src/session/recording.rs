@@ -278,6 +278,7 @@ impl Recording {
             meta,
             exceeded_limits,
             timer_remark: self.backend.timer_remark(),
+            sampling_remark: self.backend.sampling_remark(),
             failure,
         }
         // The backend goes here: its descriptors are privileges too.
@@ -575,6 +576,8 @@ pub struct FinishedRecording {
     pub exceeded_limits: Vec<String>,
     /// How threads were sampled that the usual timer cannot sample.
     pub timer_remark: Option<String>,
+    /// Which share of the samples was taken, if not all were.
+    pub sampling_remark: Option<String>,
     /// What ended the recording early.
     pub failure: Option<Error>,
 }

@@ -309,6 +309,7 @@ mod tests {
             address,
             length,
             is_repeated: false,
+            doubled: 0,
         }
     }
 

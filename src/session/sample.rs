@@ -378,9 +378,10 @@ impl Session {
                 tid: s.tid,
                 node: 0,
                 count,
-                amount: s
-                    .memory
-                    .map_or(part.time, |m| self.options.measure.bytes(m.bytes.unsigned_abs())),
+                amount: s.memory.map_or(part.time, |m| {
+                    let measure = self.options.measure.doubled(m.doubled);
+                    measure.bytes(m.bytes.unsigned_abs())
+                }),
                 labels,
             };
             let interval = self.options.measure.is_time().then_some(Interval {

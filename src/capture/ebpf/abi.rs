@@ -76,6 +76,9 @@ const CHANGED_LENGTH: usize = 8;
 const CHANGED_PAGES: usize = 16;
 const CHANGED_MEMBER: usize = 24;
 const CHANGED_AGAIN: usize = 28;
+const CHANGED_DOUBLED: usize = 32;
+/// `MAX_DOUBLED`
+pub const MAX_DOUBLED: u32 = 16;
 /// `SOME_OF_IT`
 const SOME_OF_IT: u64 = u64::MAX - 1;
 const RANGE_FROM: usize = TIME + 8;
@@ -138,6 +141,7 @@ fn decode_change(b: &[u8]) -> Option<MemoryChange> {
         address: u64_at(b, HOLDERS_AT + CHANGED_AT)?,
         length: u64_at(b, HOLDERS_AT + CHANGED_LENGTH)?,
         is_repeated: u32_at(b, HOLDERS_AT + CHANGED_AGAIN)? != 0,
+        doubled: u32_at(b, HOLDERS_AT + CHANGED_DOUBLED)?.min(MAX_DOUBLED),
     })
 }
 
@@ -554,6 +558,8 @@ pub(super) fn record_fields() -> [(&'static str, usize, Vec<RecordField>); 6] {
         ("pages", CHANGED_PAGES, 8),
         ("member", CHANGED_MEMBER, 4),
         ("is_repeated", CHANGED_AGAIN, 4),
+        ("doubled", CHANGED_DOUBLED, 4),
+        ("pad", CHANGED_DOUBLED + 4, 4),
     ];
     let range = vec![
         ("size", 0, 4),
@@ -570,7 +576,7 @@ pub(super) fn record_fields() -> [(&'static str, usize, Vec<RecordField>); 6] {
         ("code_head", PARTS_AT + PARTS * PART_SIZE, code_head),
         ("frame", FRAME_SIZE, frame),
         ("anchor", ANCHOR_SIZE, anchor),
-        ("change", CHANGED_AGAIN + 4, change),
+        ("change", CHANGED_DOUBLED + 8, change),
         ("memory_range", RANGE_MOVED_TO + 8, range),
     ]
 }

@@ -136,7 +136,8 @@ impl EbpfBackend {
         let events = CpuEvents::open(options, program.as_fd())?;
         let off_cpu = hook.map(|(hook, missing)| OffCpu::attach(&mut bpf, hook, missing));
         let off_cpu = off_cpu.transpose()?;
-        let rss = (options.mode == Mode::Rss).then(|| Rss::attach(&mut bpf, options.interval, options.children));
+        let attach = || Rss::attach(&mut bpf, options.interval, options.max_overhead, options.children);
+        let rss = (options.mode == Mode::Rss).then(attach);
         let rss = rss.transpose()?;
         let sideband = SidebandRings::open()?;
         Ok(EbpfBackend {
@@ -158,7 +159,12 @@ impl EbpfBackend {
             known: FxHashSet::default(),
             removed: FxHashSet::default(),
             ended: FxHashMap::default(),
-            times: CpuTimes::new(period(options.rate)),
+            // Samples of memory stand for no time.
+            times: CpuTimes::new(if options.mode == Mode::Rss {
+                0
+            } else {
+                period(options.rate)
+            }),
             off_cpu,
             rss,
             locks,

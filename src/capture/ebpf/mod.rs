@@ -49,6 +49,7 @@ mod program_map;
 mod reassembler;
 mod recent_programs;
 mod rss;
+mod rss_budget;
 mod sample_ring;
 mod sampling_events;
 mod sideband_rings;
@@ -65,6 +66,7 @@ use program_map::ProgramMap;
 use reassembler::StackReassembler;
 use recent_programs::RecentPrograms;
 use rss::Rss;
+use rss_budget::BudgetTimes;
 use sample_ring::{Rings, SampleRing};
 use sampling_events::{CpuEvents, SampleCost};
 use sideband_rings::{SidebandRings, Subject};
@@ -317,6 +319,9 @@ impl EbpfBackend {
         if let Some(off_cpu) = &mut self.off_cpu {
             off_cpu.complete(&mut s);
         }
+        if let (Some(rss), Some(change)) = (&mut self.rss, &s.memory) {
+            rss.count_sample(change.doubled);
+        }
         let (pid, time) = (s.pid, s.time);
         if let Some(new) = s.host.as_mut().and_then(|host| host.new.as_mut()) {
             new.mappings = self.recent.mappings(pid, time);
@@ -501,6 +506,14 @@ impl Backend for EbpfBackend {
             self.times.read(false);
         }
         self.reprogram();
+        if self.rss.is_some() {
+            self.times.read(false);
+            let used = BudgetTimes {
+                stacks: self.total(COUNT_TIME),
+                target: self.times.total(),
+            };
+            self.rss.iter_mut().for_each(|rss| rss.keep_budget(used));
+        }
         Ok(more || !self.pending.is_empty())
     }
 
@@ -533,6 +546,10 @@ impl Backend for EbpfBackend {
 
     fn memory_accounts(&mut self) -> Vec<ResidentMemory> {
         self.rss.as_mut().map_or(Vec::new(), Rss::accounts)
+    }
+
+    fn sampling_remark(&self) -> Option<String> {
+        self.rss.as_ref().and_then(Rss::sampling_remark)
     }
 
     fn memory_accounts_so_far(&self) -> Vec<ResidentMemory> {

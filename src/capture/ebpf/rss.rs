@@ -12,6 +12,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::errors::bpf_error;
 use super::object;
+use super::rss_budget::{Budget, BudgetTimes};
 use crate::error::{Error, ErrorKind, Result};
 use crate::event::{PAGE, Pid};
 use crate::profile::resident::{MemoryChanges, MemoryPeak, ResidentMemory};
@@ -57,8 +58,8 @@ const SPACE_PEAK_TIME: usize = SPACE_PEAK + 1;
 const SPACE_IS_RISING: usize = SPACE_PEAK + 2;
 
 /// `struct space_part` as words: distances and offset, four amounts of each member, parts of counters, the last range, what is not
-/// posted.
-type SpacePart = [u64; 3 + 4 * MEMBERS + MEMBERS / 2 + 7];
+/// posted, doublings.
+type SpacePart = [u64; 3 + 4 * MEMBERS + MEMBERS / 2 + 8];
 const GROWN: usize = 3;
 const RETURNED: usize = GROWN + MEMBERS;
 const OTHERS_GROWN: usize = RETURNED + MEMBERS;
@@ -85,6 +86,8 @@ pub struct Rss {
     parts: PerCpuArray<MapData, SpacePart>,
     taken: Array<MapData, u64>,
     lost: PerCpuArray<MapData, u64>,
+    doubled: Array<MapData, u32>,
+    budget: Budget,
     /// `Rss` of `smaps_rollup` when a process began to be observed, bytes; `None`: it could not be read.
     measured: FxHashMap<Pid, Option<u64>>,
     /// Of address spaces that have gone.
@@ -94,12 +97,12 @@ pub struct Rss {
 }
 
 impl Rss {
-    /// Loads and attaches the programs; `interval` in bytes. Nothing is observed yet, but programs that processes execute from
-    /// here on.
+    /// Loads and attaches the programs; `interval` in bytes, `max_overhead`: the part of the processes' CPU time that taking stacks
+    /// may use. Nothing is observed yet, but programs that processes execute from here on.
     ///
     /// # Errors
     /// The kernel refuses them, or counts in a way that is not known.
-    pub fn attach(bpf: &mut Ebpf, interval: u64, children: bool) -> Result<Rss> {
+    pub fn attach(bpf: &mut Ebpf, interval: u64, max_overhead: f64, children: bool) -> Result<Rss> {
         let program: &mut RawTracePoint = object::program(bpf, BEGIN)?;
         program.load().map_err(|e| bpf_error(LOAD, e))?;
         let map_error = |e| bpf_error(LOAD, e);
@@ -124,6 +127,8 @@ impl Rss {
             parts: object::take_map(bpf, "SPACE_PARTS")?.try_into().map_err(map_error)?,
             taken: object::take_map(bpf, "TAKEN")?.try_into().map_err(map_error)?,
             lost: object::take_map(bpf, "LOST")?.try_into().map_err(map_error)?,
+            doubled: object::take_map(bpf, "DOUBLED")?.try_into().map_err(map_error)?,
+            budget: Budget::new(interval, max_overhead),
             measured: FxHashMap::default(),
             ended: Vec::new(),
             refused: 0,
@@ -177,6 +182,23 @@ impl Rss {
         }
         self.measured.insert(pid, procfs::rss(pid));
         Ok(())
+    }
+
+    /// Keeps the budget; `used`: the time that taking stacks has used so far, and the processes' CPU time, ns.
+    pub fn keep_budget(&mut self, used: BudgetTimes) {
+        if self.budget.adapt(used) {
+            let _ = self.doubled.set(0, self.budget.doubled, 0); // it is there
+        }
+    }
+
+    /// Takes note of a sample; `doubled`: how often the interval was doubled that it was chosen at.
+    pub fn count_sample(&mut self, doubled: u32) {
+        self.budget.count(doubled);
+    }
+
+    /// Which share of the samples was taken, as text; `None`: all were.
+    pub fn sampling_remark(&self) -> Option<String> {
+        self.budget.remark()
     }
 
     /// A process that executes a program: its counters begin at the programs of the kernel.

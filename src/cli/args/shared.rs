@@ -76,6 +76,10 @@ pub struct Sampling {
     /// With --mode rss: bytes between two samples on average, such as 64KiB or 4MiB [default: 512KiB]
     #[arg(long, value_name = "BYTES", value_parser = interval)]
     pub interval: Option<u64>,
+    /// With --mode rss: take fewer samples when taking stacks uses more than this part of the target's CPU time, in percent
+    /// [default: 1]
+    #[arg(long, value_name = "PERCENT", value_parser = percentage)]
+    pub max_overhead: Option<f64>,
     /// With --mode off-cpu or wall: below each wait, show the stack of the thread that ended it (eBPF only)
     #[arg(long)]
     pub wakers: bool,
@@ -185,6 +189,7 @@ impl Sampling {
             mode: Mode::Cpu,
             min_blocked: None,
             interval: None,
+            max_overhead: None,
             wakers: false,
             attribute_workers: false,
             gil: false,
@@ -226,6 +231,11 @@ impl Sampling {
             return Err(Error::new(ErrorKind::Usage, "--interval needs --mode rss")
                 .why("it is a number of bytes, and only samples of resident memory are taken by bytes")
                 .hint("--mode rss --interval ..., or --rate for samples of time"));
+        }
+        if self.max_overhead.is_some() {
+            return Err(Error::new(ErrorKind::Usage, "--max-overhead needs --mode rss")
+                .why("samples of time are taken at a rate, which bounds what they use")
+                .hint("--rate for fewer samples of time, or --mode rss"));
         }
         if self.mode != Mode::Cpu && matches!(self.event, EventKind::PageFaults | EventKind::ContextSwitches) {
             return Err(
@@ -282,6 +292,7 @@ impl Sampling {
                 wakers: self.wakers,
             },
             interval: self.interval(),
+            max_overhead: self.max_overhead.unwrap_or(DEFAULT_OVERHEAD) / 100.0,
             children,
             workers: self.attribute_workers,
             spans: false,
@@ -299,6 +310,18 @@ pub(super) fn number_and_unit(text: &str) -> Option<(f64, String)> {
 
 /// Bytes between two samples of resident memory on average, where none are chosen.
 const DEFAULT_INTERVAL: u64 = 512 << 10;
+
+/// Percent of the target's CPU time that taking stacks at changes of resident memory may use, where none is chosen.
+const DEFAULT_OVERHEAD: f64 = 1.0;
+
+/// A part of the CPU time, in percent.
+fn percentage(text: &str) -> Result<f64, String> {
+    let number = text.trim_end_matches('%').trim_end().parse().ok();
+    let is_part = |percent: &f64| (0.001..=100.0).contains(percent);
+    number
+        .filter(is_part)
+        .ok_or_else(|| "PERCENT is a number from 0.001 to 100".into())
+}
 
 /// Bytes between two samples: of a page up to a terabyte.
 fn interval(text: &str) -> Result<u64, String> {

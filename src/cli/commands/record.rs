@@ -201,6 +201,9 @@ fn print_remarks(options: &RecordArgs, finished: &FinishedRecording, profile: &P
     if let Some(remark) = &finished.timer_remark {
         print_line(&format!("  timer:    {remark}"));
     }
+    if let Some(remark) = &finished.sampling_remark {
+        print_line(&format!("  budget:   {remark}"));
+    }
     if let Some(lines) = summary::memory(&profile.meta) {
         print_line(&lines);
     }

@@ -199,6 +199,7 @@ struct change {
 	__s64 pages;
 	__u32 member;             // which of the kernel's counters
 	__u32 is_repeated;        // there is a sample of the same page fault
+	__u32 doubled, pad;       // how often the interval was doubled that it was sampled at
 };
 
 // Memory that a process has given back, or moved.

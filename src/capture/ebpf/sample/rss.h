@@ -8,7 +8,8 @@
 // were at the last report, so the sum is exact: what one report missed is in the next one.
 //
 // Growth is sampled by a clock that counts bytes: a report is taken if a point of a Poisson process lies in its bytes. A report
-// of `s` bytes is then taken with probability 1 - exp(-s / interval), by which the reader divides. Memory that is given back is counted
+// of `s` bytes is then taken with probability 1 - exp(-s / interval), by which the reader divides. The reader doubles the interval when
+// taking stacks costs too much; counting goes on at each report. Memory that is given back is counted
 // exactly and sampled in the same way, and each range that is given back is passed on: a thread that gives memory back is in a
 // system call that names the range.
 
@@ -22,6 +23,7 @@
 #define MAX_RSS_CPUS 1024
 #define GAP_BITS 12               // of the table of distances
 #define POSTED 16                 // pages by which the memory of a CPU may differ from what is added to the whole
+#define MAX_DOUBLED 16            // times that the interval may be doubled
 #define ENDED 1                   // in place of the address of an address space
 #define POPULATE (0x8000 | 0x2000) // MAP_POPULATE, MAP_LOCKED (asm-generic/mman.h)
 #define FIXED 0x10                // MAP_FIXED (asm-generic/mman-common.h)
@@ -149,6 +151,7 @@ struct space_part {
 	struct system_call range; // the last one that was passed on, ...
 	__u64 range_sampled;      // ... and `sampled` then
 	__s64 unposted;           // pages that are not in `total` of the space yet
+	__u32 grown_doubled, returned_doubled; // how often the interval was doubled when the distances were drawn
 };
 
 struct {
@@ -276,17 +279,29 @@ static __always_inline int has_no_users(__u64 mm)
 	return !users;
 }
 
-// Bytes to the next point of the clock: between two entries of the table.
-static __always_inline __s64 gap(void)
+// How often the interval between samples is doubled, by the reader.
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, __u32);
+} DOUBLED SEC(".maps");
+
+// Bytes to the next point of the clock: between two entries of the table. What a sample stands for depends on the interval that the
+// distance to it was drawn with, which is noted: it may have changed since.
+static __always_inline __s64 gap(__u32 *doubled)
 {
-	__u32 random = bpf_get_prandom_u32(), at = random >> (32 - GAP_BITS);
-	__u64 *from = bpf_map_lookup_elem(&GAPS, &at), *to;
+	__u32 random = bpf_get_prandom_u32(), at = random >> (32 - GAP_BITS), zero = 0;
+	__u32 *times = bpf_map_lookup_elem(&DOUBLED, &zero);
+	__u64 *from = bpf_map_lookup_elem(&GAPS, &at), *to, bytes;
 
 	at++;
 	to = bpf_map_lookup_elem(&GAPS, &at);
-	if (!from || !to)
+	if (!from || !to || !times)
 		return 1ULL << 62;
-	return *from + ((*to - *from) * (random & ((1 << (32 - GAP_BITS)) - 1)) >> (32 - GAP_BITS)) + 1;
+	*doubled = *times < MAX_DOUBLED ? *times : MAX_DOUBLED;
+	bytes = *from + ((*to - *from) * (random & ((1 << (32 - GAP_BITS)) - 1)) >> (32 - GAP_BITS)) + 1;
+	return bytes << *doubled;
 }
 
 // The head of a map as the kernel has it, up to the addresses of its elements.
@@ -703,7 +718,8 @@ static __always_inline __u64 range_filled(struct system_call *call, __u64 *lengt
 
 // Takes a sample of a change: `pages` are negative if memory was given back.
 static __always_inline void take_change(struct bpf_raw_tracepoint_args *ctx, struct kernel_facts *facts, struct space *s,
-					struct system_call *call, struct fault *fault, __u32 member, __s64 pages, __u64 address)
+					struct system_call *call, struct fault *fault, __u32 member, __s64 pages, __u64 address,
+					__u32 doubled)
 {
 	__u32 zero = 0, slot = bpf_get_smp_processor_id(), pid = s->pid;
 	struct layout *lay = bpf_map_lookup_elem(&PROCS, &pid);
@@ -726,6 +742,8 @@ static __always_inline void take_change(struct bpf_raw_tracepoint_args *ctx, str
 	change = (void *)h->holders;
 	change->pages = pages;
 	change->member = member;
+	change->doubled = doubled;
+	change->pad = 0;
 	change->length = 0;
 	change->address = address;
 	change->is_repeated = 0;
@@ -779,6 +797,7 @@ int rss_changed(struct bpf_raw_tracepoint_args *ctx)
 	struct space_part *part;
 	struct fault *fault;
 	struct space *s;
+	__u32 doubled = 0;
 	int is_moved = 0;
 	__s64 pages;
 
@@ -848,11 +867,12 @@ int rss_changed(struct bpf_raw_tracepoint_args *ctx)
 			return 0;
 		post(s, part, pages);
 		if (!part->until_grown)
-			part->until_grown = gap();
+			part->until_grown = gap(&part->grown_doubled);
 		part->until_grown -= pages * (__s64)PAGE;
 		if (part->until_grown > 0)
 			return 0;
-		part->until_grown = gap();
+		doubled = part->grown_doubled;
+		part->until_grown = gap(&part->grown_doubled);
 	} else {
 		task = (void *)bpf_get_current_task();
 		// The process ends, or executes another program.
@@ -888,12 +908,13 @@ int rss_changed(struct bpf_raw_tracepoint_args *ctx)
 			pass_range(s->pid, from, to, which == RANGE_FILES ? SOME_OF_FILES : which == RANGE_SOME ? SOME_OF_IT : 0);
 		}
 		if (!part->until_returned)
-			part->until_returned = gap();
+			part->until_returned = gap(&part->returned_doubled);
 		part->until_returned += pages * (__s64)PAGE;
 		if (part->until_returned > 0)
 			return 0;
-		part->until_returned = gap();
+		doubled = part->returned_doubled;
+		part->until_returned = gap(&part->returned_doubled);
 	}
-	take_change(ctx, facts, s, &call, fault, member, pages, address);
+	take_change(ctx, facts, s, &call, fault, member, pages, address, doubled);
 	return 0;
 }

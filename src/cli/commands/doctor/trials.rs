@@ -71,6 +71,7 @@ fn open(mode: Mode, host: Option<HostFilter>) -> Result<EbpfBackend> {
         mode,
         off_cpu: OffCpuOptions::default(),
         interval: 512 << 10,
+        max_overhead: 0.01,
         workers: false,
         spans: false,
         host,
