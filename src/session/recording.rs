@@ -65,7 +65,7 @@ pub struct HostSegment {
 }
 
 /// The same accounts, with times since a start in place of those on the samples' clock.
-fn since(mut accounts: Vec<ResidentMemory>, start: u64) -> Vec<ResidentMemory> {
+fn timed_from(mut accounts: Vec<ResidentMemory>, start: u64) -> Vec<ResidentMemory> {
     for account in &mut accounts {
         account.began = account.began.saturating_sub(start);
         if let Some(peak) = &mut account.peak {
@@ -232,7 +232,7 @@ impl Recording {
 
     /// The accounts of resident memory, after [`Recording::stop`].
     pub fn memory_accounts(&mut self) -> Vec<ResidentMemory> {
-        since(self.backend.memory_accounts(), self.start.time)
+        timed_from(self.backend.memory_accounts(), self.start.time)
     }
 
     /// Stops sampling and processes what was sampled, for `drain_time` at most: the rest counts as lost. `failure` is what ended
@@ -265,7 +265,7 @@ impl Recording {
         failure = failure.or(left.err());
         let meta = Meta {
             sampling_cpu: sys::clock::process_cpu_time().saturating_sub(self.start.cpu) as f64 * 1e-9,
-            memory: since(memory, self.start.time),
+            memory: timed_from(memory, self.start.time),
             ..self.meta_of(&counts, duration)
         };
         self.session.update_thread_names();
@@ -297,7 +297,7 @@ impl Recording {
         let since = before(seconds);
         self.session.forget_before(before(max_age));
         let meta = Meta {
-            memory: since(self.backend.memory_accounts_so_far(), began),
+            memory: timed_from(self.backend.memory_accounts_so_far(), began),
             ..self.meta()
         };
         self.session.look_up_memory();

@@ -20,6 +20,7 @@ use crate::model::{
     Quality, TimelineSample, limit_instructions,
 };
 use crate::places::Places;
+use crate::resident::{MemoryPeak, ResidentMemory};
 use crate::view::{View, add_lines};
 use crate::waits::Waits;
 
@@ -72,6 +73,7 @@ pub fn combine(profiles: &[(String, Profile)]) -> Profile {
     meta.duration = duration;
     meta.merged_from = parts(profiles);
     meta.lags = lags(&metas, &time_offsets, &new_pids);
+    meta.memory = memory(&metas, &time_offsets, &new_pids);
     let mut profile = Profile {
         meta,
         frames: sum.frames,
@@ -253,6 +255,23 @@ fn lags(metas: &[&Meta], time_offsets: &[u64], new_pids: &[BTreeMap<u32, u32>]) 
         }));
     }
     all.sort_by_key(|lag| (lag.time, lag.tid));
+    all
+}
+
+/// The accounts of resident memory of all of them, with times since the start of the sum.
+fn memory(metas: &[&Meta], time_offsets: &[u64], new_pids: &[BTreeMap<u32, u32>]) -> Vec<ResidentMemory> {
+    let mut all: Vec<ResidentMemory> = Vec::new();
+    for ((meta, time_offset), new_pids) in metas.iter().zip(time_offsets).zip(new_pids) {
+        all.extend(meta.memory.iter().map(|account| ResidentMemory {
+            pid: new_pids.get(&account.pid).copied().unwrap_or(account.pid),
+            began: account.began.saturating_add(*time_offset),
+            peak: account.peak.map(|peak| MemoryPeak {
+                time: peak.time.saturating_add(*time_offset),
+                ..peak
+            }),
+            ..*account
+        }));
+    }
     all
 }
 

@@ -203,6 +203,30 @@ fn timelines_lie_side_by_side() {
 }
 
 #[test]
+fn accounts_of_memory_are_kept() {
+    let recorded = |pid, start| {
+        let mut profile = Profile::default();
+        profile.meta.start = start;
+        profile.meta.duration = 1.0;
+        profile.meta.memory = vec![ResidentMemory {
+            pid,
+            began: 3,
+            peak: Some(MemoryPeak { bytes: 9, time: 5 }),
+            ..ResidentMemory::default()
+        }];
+        profile
+    };
+    let all = combine(&[("a".into(), recorded(7, 100.0)), ("b".into(), recorded(8, 101.0))]);
+    let accounts: Vec<_> = all
+        .meta
+        .memory
+        .iter()
+        .map(|of| (of.pid, of.began, of.peak.map(|peak| peak.time)))
+        .collect();
+    assert_eq!(accounts, [(7, 3, Some(5)), (8, 1_000_000_003, Some(1_000_000_005))]);
+}
+
+#[test]
 fn lags_of_all_are_kept() {
     let recording = |start, task: &str| {
         let mut profile = profile("a", start, 1, 1, "g");

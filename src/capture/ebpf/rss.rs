@@ -205,13 +205,13 @@ impl Rss {
     pub fn begin_at_exec(&mut self, pid: Pid) {
         self.measured.remove(&pid);
         // Its place is needed: a process may execute programs again and again.
-        let accounts = self.take_accounts(|space| space[SPACE_PID] == pid.into() && space[0] == ENDED);
+        let accounts = self.take_accounts(|space| space[SPACE_PID] == u64::from(pid) && space[0] == ENDED);
         self.ended.extend(accounts);
     }
 
     /// Takes the account of a process that has ended.
     pub fn remove_process(&mut self, pid: Pid) {
-        let accounts = self.take_accounts(|space| space[SPACE_PID] == pid.into());
+        let accounts = self.take_accounts(|space| space[SPACE_PID] == u64::from(pid));
         self.ended.extend(accounts);
         self.measured.remove(&pid);
     }

@@ -212,6 +212,11 @@ impl ReportContext<'_> {
         if q.taken > 0 {
             text += &format!("; {}, lost {}", line(&summary::stacks(q)), q.lost);
         }
+        if let Some(account) = summary::memory(meta) {
+            text += &format!("\n{account}");
+        } else if meta.event == "rss" {
+            text += "\n  memory:   no account: that of a whole recording does not hold for a part of its time";
+        }
         text + "\n"
     }
 
