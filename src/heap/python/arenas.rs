@@ -26,8 +26,8 @@ const FIRST_ENTRIES: u64 = 16;
 const MAX_ENTRIES: u64 = 1 << 20;
 /// Arrays at most: one of each interpreter that is searched.
 const MAX_ARRAYS: u32 = 80;
-/// Arenas of a candidate whose pools are asked.
-const WITNESSES: usize = 16;
+/// Places that are read with one call.
+const BATCH: usize = 64;
 /// Pools of an arena at most; there are 64, or 128 where arenas are as large as huge pages (v3.15.0).
 const MAX_POOLS: u64 = 256;
 /// Bytes of the interpreter's data that are searched at most. Debian's 3.11 has 2 MB.
@@ -122,12 +122,12 @@ pub fn find(memory: &dyn Memory, areas: &Areas, data: &[Range<u64>], states: &[u
         found: Vec::new(),
     };
     for part in data {
-        search.each_word(part.clone(), Search::try_array);
+        search.each_page(part.clone(), Search::try_arrays);
     }
     for state in states {
         let part = *state..state.saturating_add(MAX_STATE);
-        search.each_word(part.clone(), Search::try_array);
-        search.each_word(part, Search::try_state);
+        search.each_page(part.clone(), Search::try_arrays);
+        search.each_page(part, Search::try_states);
     }
     let mut found = search.found;
     found.sort_by_key(|arena| arena.range.start);
@@ -156,46 +156,58 @@ struct Search<'a> {
 }
 
 impl Search<'_> {
-    /// Calls `attempt` with each word that can be read.
-    fn each_word(&mut self, part: Range<u64>, attempt: fn(&mut Self, u64)) {
+    /// Calls `attempt` with the words of each page that can be read.
+    fn each_page(&mut self, part: Range<u64>, attempt: fn(&mut Self, &[u64])) {
         let mut bytes = vec![0; PAGE as usize];
         let mut at = part.start;
         while at < part.end {
             let length = (part.end - at).min(PAGE - at % PAGE) as usize;
             let Some(page) = bytes.get_mut(..length) else { return };
             if self.memory.read(at, page) {
-                for word in page.chunks_exact(8) {
-                    attempt(self, u64_at(word, 0).unwrap_or(0));
-                }
+                let words = page.chunks_exact(8).filter_map(|word| u64_at(word, 0));
+                attempt(self, &words.collect::<Vec<u64>>());
             }
             at = at.saturating_add(length as u64);
         }
     }
 
-    /// Takes the arenas of an allocator's state at an address, if there is one.
-    fn try_state(&mut self, at: u64) {
-        if !at.is_multiple_of(16) || self.tried_states.len() >= MAX_CANDIDATES || !self.areas.is_heap(at) {
-            return;
-        }
-        if self.tried_states.insert(at)
-            && let Some(array) = at.checked_add(STATE_ARENAS).and_then(|at| self.memory.u64(at))
-        {
-            self.try_array(array);
+    /// Takes the arenas of the allocators' states at some addresses, where there is one.
+    fn try_states(&mut self, places: &[u64]) {
+        for at in places {
+            if !at.is_multiple_of(16) || self.tried_states.len() >= MAX_CANDIDATES || !self.areas.is_heap(*at) {
+                continue;
+            }
+            if self.tried_states.insert(*at)
+                && let Some(array) = at.checked_add(STATE_ARENAS).and_then(|at| self.memory.u64(at))
+            {
+                self.try_arrays(&[array]);
+            }
         }
     }
 
-    /// Takes the arenas of the array at an address, if there is one.
-    fn try_array(&mut self, at: u64) {
-        // It is allocated memory.
-        if at == 0 || !at.is_multiple_of(16) || self.tried.len() >= MAX_CANDIDATES || !self.areas.is_heap(at) {
-            return;
+    /// Takes the arenas of the arrays at some addresses, where there is one.
+    fn try_arrays(&mut self, places: &[u64]) {
+        let mut arrays = Vec::new();
+        for at in places {
+            // It is allocated memory.
+            let may_be =
+                *at != 0 && at.is_multiple_of(16) && self.tried.len() < MAX_CANDIDATES && self.areas.is_heap(*at);
+            if may_be && self.tried.insert(*at) {
+                arrays.push(*at);
+            }
         }
-        if !self.tried.insert(at) {
-            return;
+        let length = (FIRST_ENTRIES * ENTRY) as usize;
+        let mut first: Vec<(u64, Vec<(u64, Arena)>)> = Vec::new();
+        each_of(self.memory, &arrays, length, |at, bytes| {
+            first.extend(bytes.and_then(|bytes| Some((at, self.parse(at, 0..FIRST_ENTRIES, bytes)?))));
+        });
+        for (at, arenas) in first {
+            self.try_array(at, arenas);
         }
-        let Some(mut arenas) = self.entries(at, 0..FIRST_ENTRIES) else {
-            return;
-        };
+    }
+
+    /// Takes the arenas of an array, if it is one; `arenas` are those of its first entries.
+    fn try_array(&mut self, at: u64, mut arenas: Vec<(u64, Arena)>) {
         if !self.is_confirmed(&arenas) {
             return;
         }
@@ -220,6 +232,11 @@ impl Search<'_> {
         let start = array.checked_add(indices.start * ENTRY)?;
         let mut bytes = vec![0; usize::try_from((indices.end - indices.start) * ENTRY).ok()?];
         self.memory.read(start, &mut bytes).then_some(())?;
+        self.parse(array, indices, &bytes)
+    }
+
+    /// The same of entries whose bytes are these.
+    fn parse(&self, array: u64, indices: Range<u64>, bytes: &[u8]) -> Option<Vec<(u64, Arena)>> {
         let mut arenas = Vec::new();
         for (index, entry) in indices.zip(bytes.chunks_exact(ENTRY as usize)) {
             match u64_at(entry, 0)? {
@@ -256,34 +273,62 @@ impl Search<'_> {
         })
     }
 
-    /// Whether the first pool of an arena says that it belongs to this entry. `None`: it has none, or it is not in memory.
-    fn agrees(&self, (index, arena): &(u64, Arena)) -> Option<bool> {
-        let mut bytes = [0; PoolHeader::BYTES];
-        if arena.pools == 0 || !self.memory.read(arena.first_pool, &mut bytes) {
-            return None;
-        }
-        let header = PoolHeader::parse(&bytes)?;
-        Some(header.is_plausible(arena.first_pool, self.pool as u32) && u64::from(header.arena) == *index)
+    /// Whether the first pool of each arena says that it belongs to this entry. `None`: it has none, or it is not in memory.
+    fn answers(&self, arenas: &[(u64, Arena)]) -> Vec<Option<bool>> {
+        let mut entries = arenas.iter().filter(|(_, arena)| arena.pools > 0);
+        let pools: Vec<u64> = entries.clone().map(|(_, arena)| arena.first_pool).collect();
+        let mut said = Vec::new();
+        each_of(self.memory, &pools, PoolHeader::BYTES, |at, bytes| {
+            let header = bytes.and_then(PoolHeader::parse);
+            let index = entries.next().map(|(index, _)| *index);
+            said.push(
+                header
+                    .map(|header| header.is_plausible(at, self.pool as u32) && Some(u64::from(header.arena)) == index),
+            );
+        });
+        let mut said = said.into_iter();
+        let answers = arenas
+            .iter()
+            .map(|(_, arena)| if arena.pools > 0 { said.next()? } else { None });
+        answers.collect()
     }
 
     fn is_confirmed(&mut self, arenas: &[(u64, Arena)]) -> bool {
         if self.asked >= MAX_ASKED {
             return false;
         }
-        let answers = arenas.iter().filter_map(|arena| self.agrees(arena)).take(WITNESSES);
+        self.asked += arenas.len() as u32;
         let (mut right, mut asked) = (0, 0);
-        for agrees in answers {
+        for agrees in self.answers(arenas).into_iter().flatten() {
             asked += 1;
             right += u32::from(agrees);
         }
-        self.asked += arenas.len() as u32;
         // The target runs meanwhile.
         right > 0 && right * 4 >= asked * 3
     }
 
     /// Drops arenas whose pools belong to another entry: they were freed meanwhile, or never were any.
     fn drop_wrong(&self, arenas: &mut Vec<(u64, Arena)>) {
-        arenas.retain(|arena| self.agrees(arena).unwrap_or(true));
+        let mut answers = self.answers(arenas).into_iter();
+        arenas.retain(|_| answers.next().flatten().unwrap_or(true));
+    }
+}
+
+/// Calls `each` with some bytes from each of these places. `None`: they could not be read.
+fn each_of(memory: &dyn Memory, places: &[u64], length: usize, mut each: impl FnMut(u64, Option<&[u8]>)) {
+    let mut buffer = vec![0; length * BATCH.min(places.len())];
+    let mut rest = places;
+    while !rest.is_empty() {
+        let pieces: Vec<(u64, usize)> = rest.iter().take(BATCH).map(|at| (*at, length)).collect();
+        let copied = memory.read_pieces(&pieces, &mut buffer);
+        let whole = buffer.get(..copied).unwrap_or_default().chunks_exact(length);
+        let done = whole.len();
+        rest.iter().zip(whole).for_each(|(at, bytes)| each(*at, Some(bytes)));
+        // The one that ended the reading.
+        if let Some(at) = rest.get(done).filter(|_| done < pieces.len()) {
+            each(*at, None);
+        }
+        rest = rest.get(pieces.len().min(done + 1)..).unwrap_or_default();
     }
 }
 
