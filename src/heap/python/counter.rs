@@ -692,12 +692,19 @@ impl<'a> Counter<'a> {
     }
 
     /// Counts the large blocks of mimalloc with their owners, and the others as blocks without one. Returns the bytes
-    /// of these.
+    /// of these that objects may own that were not met.
     fn give_large_to_owners(&mut self) -> u64 {
         let mut unowned = 0;
+        let mut buffers: Vec<(u64, u32)> = self.large.iter().map(|(at, (_, owner))| (*at, *owner)).collect();
+        buffers.sort_unstable();
         for (address, bytes) in std::mem::take(&mut self.own_large) {
-            let owner = self.large.remove(&address);
-            let row = match owner.and_then(|(_, owner)| self.row(owner)) {
+            let first = buffers.partition_point(|(at, _)| *at < address);
+            let buffer = buffers.get(first).filter(|(at, _)| at - address < bytes);
+            let owner = buffer.map(|(at, owner)| {
+                self.large.remove(at);
+                *owner
+            });
+            let row = match owner.and_then(|owner| self.row(owner)) {
                 Some(row) => row,
                 None => {
                     unowned += bytes;
@@ -710,7 +717,11 @@ impl<'a> Counter<'a> {
             };
             row.bytes.exact = row.bytes.exact.saturating_add(bytes);
         }
-        unowned
+        if self.has_read_all && self.torn == 0 {
+            0
+        } else {
+            unowned
+        }
     }
 
     /// The types that were met, each with its index. `unowned`: bytes of large blocks that may be those of objects that

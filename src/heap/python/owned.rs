@@ -87,6 +87,9 @@ pub struct Members {
     bytearray_has_bytes: bool,
     /// Bytes of a pool; 0: there are none.
     pool: u64,
+    /// Bytes ahead of the items of a list: in free-threaded builds the block begins with their number (`_PyListArray`,
+    /// Objects/listobject.c, v3.13.0).
+    before_items: u64,
 }
 
 impl Members {
@@ -95,6 +98,7 @@ impl Members {
             objects,
             bytearray_has_bytes: heap.bytearray_has_bytes,
             pool: if has_pools { heap.pool.into() } else { 0 },
+            before_items: if has_pools { 0 } else { 8 },
         }
     }
 
@@ -108,8 +112,10 @@ impl Members {
         let member = |n: usize| word(body.checked_add(8 * n)?);
         match info.owner {
             Owner::List => {
-                let items = object + usize::from(self.objects.list_items);
-                Some(Buffer::Bytes(word(items)?, word(items + 8)?.checked_mul(8)?))
+                let place = object + usize::from(self.objects.list_items);
+                let (items, allocated) = (word(place)?, word(place + 8)?);
+                let size = allocated.checked_mul(8)?.checked_add(self.before_items)?;
+                (allocated > 0).then_some(Buffer::Bytes(items.checked_sub(self.before_items)?, size))
             }
             Owner::Set => {
                 let (mask, table) = (member(2)?, member(3)?);
@@ -429,6 +435,17 @@ mod tests {
         ];
         for (name, minor, owner, words, start, more, expected) in cases {
             assert_eq!(owned(*minor, *owner, words, *start, more), *expected, "{name}");
+        }
+    }
+
+    #[test]
+    fn items_of_free_threaded_builds_have_their_number_ahead() {
+        let (objects, layout) = layouts(14);
+        let members = Members::new(objects, &layout, false);
+        let buffer = |words: &[u64]| members.buffer(&info(Owner::List, 0), &bytes(words), 0, ARENA);
+        assert_eq!(buffer(&[1, AT, 5, AT, 8]), Some(Buffer::Bytes(AT - 8, 72)));
+        for words in [[1, AT, 0, 0, 0], [1, AT, 5, 4, 8], [1, AT, 5, AT, u64::MAX]] {
+            assert_eq!(buffer(&words), None, "{words:?}");
         }
     }
 
