@@ -19,7 +19,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::event::Pid;
 use crate::process::memory::Memory;
 use crate::process::modules::Modules;
-use crate::process::smaps::Smaps;
+use crate::process::smaps::{Area, Smaps};
 use crate::process::system::{LiveSystem, ProcessMemory, System};
 use crate::process::{AddressSpace, maps};
 use crate::profile::values::Unit;
@@ -236,11 +236,11 @@ impl Census {
                 None
             }
         };
-        let has_all_blocks = glibc
+        let missed = heap
             .as_ref()
-            .is_some_and(|glibc| glibc.is_complete && glibc.arenas.iter().all(|arena| arena.lost == 0));
+            .map_or(0, |heap| missed(&smaps, &present, heap, glibc.as_ref()));
         notes.extend(glibc.as_ref().and_then(lost));
-        if !has_all_blocks && heap.as_ref().is_some_and(PythonHeap::has_pools) {
+        if missed > 0 {
             notes.push("objects of more than 512 bytes in what was not read of the C heap are not counted".into());
         }
         notes.extend(other_allocator(&smaps));
@@ -248,9 +248,7 @@ impl Census {
         if let Some(counter) = &mut counter {
             counter.end_c_unit();
             counter.set_c_units(1);
-            if !has_all_blocks {
-                counter.miss_c_blocks();
-            }
+            counter.miss_c_blocks(missed);
             let instances = counter.take_instances();
             sample = instances
                 .zip(interpreter.as_ref())
@@ -378,6 +376,20 @@ impl FoundInterpreter {
         let mappings = maps::parse(&LiveSystem.maps(pid).map_err(|e| e.what)?);
         python::find(memory, &mappings, &self.runtime, interpreter).map_err(|why| why.to_string())
     }
+}
+
+/// How many bytes of memory that may have objects were not read, at most: of the C heap. mimalloc has all objects.
+fn missed(smaps: &Smaps, present: &Present, heap: &PythonHeap, glibc: Option<&Glibc>) -> u64 {
+    if !heap.has_pools() {
+        return 0;
+    }
+    if let Some(glibc) = glibc.filter(|glibc| glibc.is_complete) {
+        return glibc.arenas.iter().fold(0, |sum, arena| arena.lost.saturating_add(sum));
+    }
+    let is_private = |area: &&Area| area.is_writable && !area.is_shared && !area.is_file;
+    let all: u64 = smaps.areas.iter().filter(is_private).map(|area| area.usage.rss).sum();
+    let arenas: u64 = heap.arenas.iter().map(|arena| present.bytes_in(arena.clone())).sum();
+    all.saturating_sub(arenas)
 }
 
 /// What is said of a C heap that was not read as a whole.

@@ -11,7 +11,7 @@ use rustc_hash::FxHashMap;
 
 use super::mimalloc::{self, MiPage, PageHeader};
 use super::owned::{Buffer, Members, block_size};
-use super::pools::{self, ALIGNMENT, PoolHeader, SIZES};
+use super::pools::{self, ALIGNMENT, MAX_BLOCK, PoolHeader, SIZES};
 use super::types::{TypeInfo, Types};
 use super::{Allocator, Instances, LARGE, LargeBuffer, PythonCensus, PythonHeap, ResidentPages, TypeCensus};
 use crate::bytes::u64_at;
@@ -142,8 +142,8 @@ pub struct Counter<'a> {
     torn: u64,
     has_debug_headers: bool,
     has_read_all: bool,
-    /// Blocks of the C heap were not read, of which some may be objects.
-    has_missed: bool,
+    /// Bytes of the C heap that were not read: some of its blocks may be objects.
+    missed: u64,
     is_truncated: bool,
     /// All bytes that are in memory.
     all_resident: u64,
@@ -176,7 +176,7 @@ impl<'a> Counter<'a> {
             torn: 0,
             has_debug_headers: false,
             has_read_all: false,
-            has_missed: false,
+            missed: 0,
             is_truncated: false,
             all_resident: resident.bytes_in(0..u64::MAX),
             instances: None,
@@ -635,9 +635,9 @@ impl<'a> Counter<'a> {
         self.c_heap.all = all.max(self.c_heap.units);
     }
 
-    /// Says that blocks of the C heap were not read. It matters where some of them may be objects: mimalloc has them all.
-    pub fn miss_c_blocks(&mut self) {
-        self.has_missed = self.heap.has_pools();
+    /// Says how much of the C heap was not read. It matters where objects may be there: mimalloc has them all.
+    pub fn miss_c_blocks(&mut self, bytes: u64) {
+        self.missed = if self.heap.has_pools() { bytes } else { 0 };
     }
 
     /// Counts a block that was not drawn, because all of its kind are looked at. Returns the name of its type if it is
@@ -682,7 +682,7 @@ impl<'a> Counter<'a> {
             torn: self.torn,
             types: types.into_iter().map(|(_, row)| row).collect(),
             large,
-            is_full: self.has_read_all && !self.has_missed && self.c_heap.units == self.c_heap.all,
+            is_full: self.has_read_all && self.missed == 0 && self.c_heap.units == self.c_heap.all,
             is_truncated: self.is_truncated || self.types.is_truncated,
         }
     }
@@ -729,11 +729,15 @@ impl<'a> Counter<'a> {
     fn type_rows(&self, unowned: u64) -> Vec<(Option<u32>, TypeCensus)> {
         let mut types = Vec::new();
         for (row, index) in self.rows.iter().zip(0_u32..) {
-            let (Some(info), count) = (self.types.get(index), self.estimate(&row.count)) else {
+            let (Some(info), mut count) = (self.types.get(index), self.estimate(&row.count)) else {
                 continue;
             };
             if count.value > 0 {
                 let mut bytes = self.estimate(&row.bytes);
+                if info.may_exceed_pools {
+                    count.high = count.high.saturating_add(self.missed / MAX_BLOCK);
+                    bytes.high = bytes.high.saturating_add(self.missed);
+                }
                 if info.owner.may_be_large() {
                     bytes.high = bytes.high.saturating_add(unowned);
                 }

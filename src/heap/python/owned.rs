@@ -260,6 +260,7 @@ mod tests {
             flags,
             least: 16,
             offset: 0,
+            may_exceed_pools: false,
             owner,
         }
     }

@@ -17,6 +17,7 @@ use rustc_hash::FxHashMap;
 
 use super::is_in;
 use super::owned::Owner;
+use super::pools::MAX_BLOCK;
 use crate::bytes::u64_at;
 use crate::cpython::dict::KeysTable;
 use crate::cpython::object_layout::ObjectLayout;
@@ -119,6 +120,8 @@ pub struct TypeInfo {
     pub least: u64,
     /// Where its objects begin in their blocks.
     pub offset: u64,
+    /// Some of its objects may be larger than the blocks of pools.
+    pub may_exceed_pools: bool,
     pub owner: Owner,
 }
 
@@ -299,6 +302,7 @@ impl<'a> Types<'a> {
             } else {
                 basic
             },
+            may_exceed_pools: item > 0 || flags & IS_TEXT != 0 || basic + self.placement.offset(flags) > MAX_BLOCK,
             offset: self.placement.offset(flags),
             owner,
         })

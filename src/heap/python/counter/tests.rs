@@ -1,7 +1,7 @@
 //! Counts of heaps that were made by hand.
 
 use super::super::arenas::Arena;
-use super::super::fake::{ALLOCATED, ARENA, DICT, FLOAT, FakeMemory, LIST, POOL, TYPE, heap, pool, with_types};
+use super::super::fake::{ALLOCATED, ARENA, DICT, FLOAT, FakeMemory, LIST, POOL, STR, TYPE, heap, pool, with_types};
 use super::*;
 
 fn arena(at: u64, pools: u32) -> Arena {
@@ -135,6 +135,27 @@ fn c_blocks_are_counted_in_units_of_their_own() {
     // One of two units of four, three in pools, and one that is known.
     assert_eq!((name.as_str(), count, bytes), ("float", 6, 2 * 1000 + 96 + 70_000));
     assert!(!census.is_full && !census.types[0].count.is_exact());
+}
+
+#[test]
+fn blocks_of_the_c_heap_that_were_not_read_may_be_objects() {
+    let mut memory = small_heap();
+    memory.write(pool_at(3), &pool(pool_at(3), 0, 64, 2, &[]));
+    for index in 0..2 {
+        memory.words(block_at(3, 64, index), &[1, STR, 3]);
+    }
+    let heap = heap(12, vec![arena(ARENA, 4)]);
+    let mut counter = Counter::new(&heap, &memory, &memory);
+    counter.count_pools(None);
+    counter.miss_c_blocks(51_200);
+    let census = counter.finish();
+    let found = |name: &[u8]| {
+        let row = census.types.iter().find(|row| row.name == name).expect("a row");
+        ([row.count.low, row.count.high], [row.bytes.low, row.bytes.high])
+    };
+    assert_eq!(found(b"str"), ([2, 102], [128, 128 + 51_200]));
+    assert_eq!(found(b"float"), ([3, 3], [96, 96]));
+    assert!(!census.is_full);
 }
 
 /// All dicts, and their keys, are at one place, and each list claims to be large.
