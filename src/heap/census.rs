@@ -240,6 +240,11 @@ impl Census {
             .as_ref()
             .map_or(0, |heap| missed(&smaps, &present, heap, glibc.as_ref()));
         notes.extend(glibc.as_ref().and_then(lost));
+        if glibc.as_ref().is_some_and(|glibc| !glibc.is_complete) {
+            notes.push(
+                "not all anonymous memory was searched for large blocks of the C heap: some may be missing".into(),
+            );
+        }
         if missed > 0 {
             notes.push("objects of more than 512 bytes in what was not read of the C heap are not counted".into());
         }

@@ -27,8 +27,10 @@ impl Instances {
 
     /// Takes in an object that was met, if it is of the type.
     pub fn offer(&mut self, type_name: &[u8], address: u64) {
-        let before = type_name.strip_suffix(&self.name[..]);
-        if !before.is_some_and(|before| before.last().is_none_or(|c| *c == b'.')) {
+        let Some(before) = type_name.strip_suffix(&self.name[..]) else {
+            return;
+        };
+        if before.last().is_some_and(|c| *c != b'.') {
             return;
         }
         self.met += 1;
