@@ -11,7 +11,7 @@ mod common;
 const MIB: u64 = 1 << 20;
 /// Bytes between two samples in these tests.
 const INTERVAL: u64 = 64 << 10;
-const OPTIONS: &[&str] = &["--mode", "rss", "--interval", "64KiB"];
+const OPTIONS: &[&str] = &["--mode", "rss", "--interval", "64KiB", "--max-overhead", "100"];
 
 /// What each function of `known_growth.c` does, in MiB: grown, of that resident in the end, given back.
 const KNOWN: &[(&str, u64, u64, u64)] = &[
@@ -19,6 +19,8 @@ const KNOWN: &[(&str, u64, u64, u64)] = &[
     ("unmapped", 16, 0, 16),
     ("given_back_twice", 32, 8, 24),
     ("filled_at_once", 16, 16, 0),
+    ("areas_filled_at_once", 16, 16, 0),
+    ("areas_moved", 16, 16, 0),
     ("moved", 16, 16, 0),
     ("heap_lowered", 16, 8, 8),
     ("file_shortened", 16, 8, 8),
@@ -63,14 +65,13 @@ fn check_known(recording: &Recording, has_ended: bool) {
     }
 }
 
-#[test]
-fn memory_belongs_to_the_function_that_touched_it() {
-    let _live = live();
+/// A recording of the program that grows, which runs with `words` and rests at both ends.
+fn attached(words: &[&str], options: &[&str]) -> Recording {
     let scratch = Scratch::new();
     let file = scratch.path("profile.json");
-    let mut program = Program::start(programs::known_growth(&[]));
+    let mut program = Program::start(programs::known_growth(words));
     let mut ours = nativeprof(&["attach", &program.pid().to_string(), "-o"]);
-    ours.arg(&file).args(OPTIONS);
+    ours.arg(&file).args(options);
     let mut running = Running::start(ours);
     program.send("go");
     program.wait_for("DONE");
@@ -78,6 +79,75 @@ fn memory_belongs_to_the_function_that_touched_it() {
     let recording = Recording::of(&file, running.finish());
     program.send("end");
     program.finish();
+    recording
+}
+
+/// What was resident when most was, beside what is in the end.
+#[test]
+fn memory_at_the_peak() {
+    let _live = live();
+    let recording = attached(&["peak"], &[OPTIONS, &["--at", "peak"]].concat());
+    let profile = &recording.profile;
+    let default = &profile.value_types()[profile.default_value()];
+    assert_eq!(default.kind.key(), "rss_peak_bytes");
+    let (peak, end) = (
+        by_function(&recording, "rss_peak_bytes"),
+        by_function(&recording, "rss_bytes"),
+    );
+    for (function, at_peak, in_the_end) in [("kept", 16, 16), ("needed_for_a_while", 32, 0), ("kept_later", 0, 8)] {
+        for (seen, known) in [(&peak, at_peak), (&end, in_the_end)] {
+            let (seen, known) = (seen.get(function).copied().unwrap_or(0), known * MIB);
+            let band = 4.0 * ((known * INTERVAL) as f64).sqrt() + 4096.0;
+            assert!(
+                seen.abs_diff(known) as f64 <= band,
+                "{function}: {seen} bytes, not {known}\n{}",
+                recording.stderr
+            );
+        }
+    }
+    let [memory] = &profile.meta.memory[..] else {
+        panic!("one account: {:?}", profile.meta.memory)
+    };
+    let highest = memory.peak.expect("a peak");
+    assert!(
+        highest.bytes.abs_diff(memory.total().start + 48 * MIB) <= MIB,
+        "{memory:?}"
+    );
+    assert!((highest.time as f64) < profile.meta.duration * 1e9, "{memory:?}");
+    assert!(recording.stderr.contains("peak: "), "{}", recording.stderr);
+}
+
+/// Fewer samples than the interval asks for stand for as much.
+#[test]
+fn samples_within_a_budget_stand_for_more() {
+    let _live = live();
+    let options = ["--mode", "rss", "--interval", "16KiB", "--max-overhead", "0.1"];
+    let recording = attached(&[], &options);
+    let profile = &recording.profile;
+    assert!(
+        recording.stderr.contains("budget:") && profile.meta.quality.lost == 0,
+        "{}",
+        recording.stderr
+    );
+    let value = profile.find_value("rss_grown_bytes").expect("a value of the recording");
+    let amounts: Vec<f64> = (0..profile.timeline.len())
+        .map(|at| profile.sample_amount(value, at) as f64)
+        .collect();
+    let (seen, squares): (f64, f64) = (amounts.iter().sum(), amounts.iter().map(|amount| amount * amount).sum());
+    let grown = profile.meta.memory[0].total().grown as f64;
+    assert!(
+        (seen - grown).abs() <= 5.0 * squares.sqrt(),
+        "{seen} bytes, not {grown}\n{}",
+        recording.stderr
+    );
+    let known: u64 = KNOWN.iter().map(|row| row.1 * MIB).sum();
+    assert!((grown - known as f64).abs() <= 2.0 * MIB as f64, "{}", recording.stderr);
+}
+
+#[test]
+fn memory_belongs_to_the_function_that_touched_it() {
+    let _live = live();
+    let recording = attached(&[], OPTIONS);
     check_known(&recording, false);
     recording.check_quality("rss");
     let profile = &recording.profile;
@@ -113,7 +183,7 @@ fn commands_and_children_are_observed_from_their_start() {
         .iter()
         .map(|memory| memory.total().grown / (16 * MIB))
         .collect();
-    assert!(grown.contains(&11), "{accounts:?}");
+    assert!(grown.contains(&13), "{accounts:?}");
     assert!(
         accounts.iter().all(|memory| memory.total().start < 16 * MIB),
         "{accounts:?}"
@@ -167,6 +237,9 @@ fn options_that_need_time_are_refused() {
         &["--mode", "rss", "--save-tape", "out.tape"],
         &["--mode", "rss", "--interval", "1"],
         &["--interval", "64KiB"],
+        &["--max-overhead", "2"],
+        &["--at", "peak"],
+        &["--mode", "rss", "--max-overhead", "0"],
     ] {
         let mut ours: Command = nativeprof(&["record"]);
         let done = ours
@@ -177,7 +250,7 @@ fn options_that_need_time_are_refused() {
         assert_eq!(done.status.code(), Some(125), "{words:?}");
         let said = String::from_utf8_lossy(&done.stderr);
         assert!(
-            said.contains("--mode") || said.contains("interval"),
+            ["--mode", "interval", "PERCENT"].iter().any(|word| said.contains(word)),
             "{words:?}: {said}"
         );
     }

@@ -418,11 +418,6 @@ mod tests {
             ),
             (vec![], [false, false, false]),
         ] {
-            let mut segment = Segment {
-                timeline: segment.timeline.clone(),
-                memory: segment.memory.clone(),
-                ..Segment::default()
-            };
             segment.note_peaks(&peaks(&accounts));
             let at_peak: Vec<bool> = segment.memory.iter().map(|memory| memory.was_at_peak()).collect();
             assert_eq!(at_peak, expected, "{accounts:?}");
