@@ -216,10 +216,10 @@ impl Segment {
     /// that was run then.
     pub(super) fn note_peaks(&mut self, peaks: &FxHashMap<Pid, (u64, u64)>) {
         for (row, memory) in self.timeline.iter().zip(&mut self.memory) {
-            let (Some((began, time)), RawMemory::Grown { until, at_peak }) = (peaks.get(&row.pid), memory) else {
-                continue;
-            };
-            *at_peak = (*began..=*time).contains(&row.time) && *until > *time;
+            if let RawMemory::Grown { until, at_peak } = memory {
+                let was_there = |(began, time): &(u64, u64)| (*began..=*time).contains(&row.time) && *until > *time;
+                *at_peak = peaks.get(&row.pid).is_some_and(was_there);
+            }
         }
     }
 

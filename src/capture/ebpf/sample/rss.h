@@ -594,12 +594,12 @@ static __always_inline void pass_range(__u32 pid, __u64 from, __u64 to, __u64 mo
 		count_lost(LOST_RANGES);
 }
 
-// Where an area of `length` bytes begins if the kernel has searched room for a larger one, in order to align it for large pages:
-// its first byte at the same place in such a page as the byte `like` (__thp_get_unmapped_area in mm/huge_memory.c, and
-// shmem_get_unmapped_area in mm/shmem.c, Linux 6.18).
-static __always_inline __u64 aligned_area(__u64 at, void *info, __u64 length, __u64 like)
+// Where an area of `length` bytes begins if the kernel has searched room for a larger one, in order to align it for large pages: at
+// the beginning of one, if it is the first part of a file or of memory without a file (__thp_get_unmapped_area in mm/huge_memory.c,
+// and shmem_get_unmapped_area in mm/shmem.c, Linux 6.18).
+static __always_inline __u64 aligned_area(__u64 at, void *info, __u64 length)
 {
-	__u64 searched = 0, more, distance = (like - at) & (HUGE - 1);
+	__u64 searched = 0, more, distance = -at & (HUGE - 1);
 
 	bpf_probe_read_kernel(&searched, 8, info + bpf_core_field_offset(struct vm_unmapped_area_info, length));
 	more = searched - ALIGNED(length);
@@ -626,11 +626,9 @@ int area_found(struct bpf_raw_tracepoint_args *ctx)
 	last_call(facts, &call);
 	if (call.number == MREMAP) {
 		kept = call.second < call.third ? call.second : call.third;
-		// (The place in a large page is that of the offset in the mapping, which for memory without a file is the address.)
-		pass_range(pid, call.first, call.first + kept,
-			   aligned_area(area.at, (void *)ctx->args[1], call.third, call.first));
+		pass_range(pid, call.first, call.first + kept, aligned_area(area.at, (void *)ctx->args[1], call.third));
 	} else if (call.number == MMAP && call.fourth & POPULATE) {
-		area.at = aligned_area(area.at, (void *)ctx->args[1], call.second, 0);
+		area.at = aligned_area(area.at, (void *)ctx->args[1], call.second);
 		area.hint = call.first;
 		area.length = call.second;
 		bpf_map_update_elem(&NEW_AREAS, &tid, &area, BPF_ANY);
