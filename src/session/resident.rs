@@ -46,6 +46,8 @@ pub(super) struct Resident {
     looked_up: FxHashMap<Pid, u64>,
     /// Bytes of growth that no page is known of.
     without_page: u64,
+    /// Bytes of growth that have gone although no call gave them back.
+    vanished: u64,
 }
 
 impl Resident {
@@ -92,7 +94,9 @@ impl Resident {
             return;
         }
         match range.change {
-            RangeChange::GivenBack => forget(pages, from..to, range.time, segment),
+            RangeChange::GivenBack => {
+                forget(pages, from..to, range.time, segment);
+            }
             RangeChange::SomeOfFiles | RangeChange::SomeOfIt => {
                 let is_meant = |sample: &GrownSample| {
                     range.change == RangeChange::SomeOfIt || sample.kind != MemoryKind::Anonymous
@@ -125,7 +129,7 @@ impl Resident {
         let now = system.now();
         for (pid, pages) in &mut self.by_process {
             let all = pages.keys().copied().collect();
-            forget_absent(pages, *pid, all, now, system, segment);
+            self.vanished += forget_absent(pages, *pid, all, now, system, segment);
         }
         segment.note_peaks(&peaks(accounts));
         add_of_other_tasks(accounts, by_process, now, segment);
@@ -162,13 +166,20 @@ impl Resident {
         }
     }
 
-    /// Memory of which no page is known, as text.
-    pub(super) fn exceeded(&self) -> Option<String> {
-        let unknown = self.without_page;
-        (unknown > 0).then(|| {
-            let unknown = Unit::Bytes.show(unknown);
+    /// Memory of which it is not known where it lies, or where it went, as text.
+    pub(super) fn exceeded(&self) -> Vec<String> {
+        let unknown = (self.without_page > 0).then(|| {
+            let unknown = Unit::Bytes.show(self.without_page);
             format!("of {unknown} that grew, it is not known where they lie: they count as still resident")
-        })
+        });
+        let vanished = (self.vanished > 0).then(|| {
+            let vanished = Unit::Bytes.show(self.vanished);
+            format!(
+                "{vanished} that grew were not there any more, although no call that was seen gave them back: swapped out, taken by the \
+                 kernel, or moved to a chosen address; they do not count as resident"
+            )
+        });
+        unknown.into_iter().chain(vanished).collect()
     }
 
     /// A process executes another program: all that it had has gone.
@@ -180,13 +191,13 @@ impl Resident {
     }
 }
 
-/// Removes the samples of a range, whose memory has gone by a time.
-fn forget(pages: &mut Pages, range: Range<u64>, time: u64, segment: &mut Segment) {
-    for (_, samples) in take(pages, range) {
-        for sample in samples {
-            segment.has_gone(sample.row, time);
-        }
+/// Removes the samples of a range, whose memory has gone by a time; returns how much it was, bytes.
+fn forget(pages: &mut Pages, range: Range<u64>, time: u64, segment: &mut Segment) -> u64 {
+    let mut bytes: u64 = 0;
+    for sample in take(pages, range).into_iter().flat_map(|(_, samples)| samples) {
+        bytes = bytes.saturating_add(segment.has_gone(sample.row, time));
     }
+    bytes
 }
 
 /// By process, when most of its memory was resident, and when the program began that it ran then.
@@ -202,7 +213,7 @@ fn peaks(accounts: &[ResidentMemory]) -> FxHashMap<Pid, (u64, u64)> {
     highest.into_iter().map(|(pid, (_, times))| (pid, times)).collect()
 }
 
-/// Removes the samples of those of the pages that are not resident at a time.
+/// Removes the samples of those of the pages that are not resident at a time; returns how much memory it was, bytes.
 fn forget_absent(pages: &mut Pages, pid: Pid, wanted: Vec<u64>, time: u64, system: &dyn System, segment: &mut Segment) {
     let Some(present) = system.resident_pages(pid, &wanted) else {
         return;

@@ -202,14 +202,15 @@ impl Segment {
     }
 
     /// Takes note that the memory of a row is not resident any more.
-    /// `time`: when that was, on the samples' clock.
-    pub(super) fn has_gone(&mut self, row: u32, time: u64) {
+    /// `time`: when that was, on the samples' clock. Returns how much memory it is, bytes.
+    pub(super) fn has_gone(&mut self, row: u32, time: u64) -> u64 {
         if let Some(memory) = self.memory.get_mut(row as usize) {
             *memory = RawMemory::Grown {
                 until: time.min(u64::MAX - 1),
                 at_peak: false,
             };
         }
+        self.timeline.get(row as usize).map_or(0, |row| row.amount)
     }
 
     /// Takes note of which memory was resident when most of a process's was. `peaks`: the time of that, and when the program began

@@ -8,6 +8,12 @@ use crate::profile::values::Unit;
 
 /// CPU time of the target between two decisions, ns.
 const LEAST_CPU: u64 = 20_000_000;
+/// CPU time of the target after which what was before counts 1/e, ns: a single stack may take long where the machine is busy.
+const MEMORY: f64 = 5e8;
+/// What counts as used by the target when the recording begins, ns.
+const FIRST_CPU: f64 = 1e8;
+/// How often the interval is doubled by one decision, at most.
+const MAX_STEP: u32 = 4;
 /// The interval is halved again when the stacks use less than this part of the budget.
 const FEW: f64 = 0.25;
 /// Longest interval, bytes.
@@ -32,6 +38,9 @@ pub struct Budget {
     pub doubled: u32,
     most_doubled: u32,
     last: BudgetTimes,
+    /// Times of late, ns; of stacks, what they would have been at the interval in force.
+    recent_stacks: f64,
+    recent_target: f64,
     /// Samples that were taken, and those that would have been at the first interval.
     taken: u64,
     due: u64,
@@ -43,6 +52,7 @@ impl Budget {
         Budget {
             interval,
             max_overhead,
+            recent_target: FIRST_CPU,
             ..Budget::default()
         }
     }
@@ -53,16 +63,21 @@ impl Budget {
         if target < LEAST_CPU {
             return false;
         }
-        let stacks = used.stacks.saturating_sub(self.last.stacks) as f64;
+        let stacks = used.stacks.saturating_sub(self.last.stacks);
         self.last = used;
-        let excess = stacks / (target as f64 * self.max_overhead);
+        let kept = (-(target as f64) / MEMORY).exp();
+        self.recent_stacks = self.recent_stacks * kept + stacks as f64;
+        self.recent_target = self.recent_target * kept + target as f64;
+        let excess = self.recent_stacks / (self.recent_target * self.max_overhead);
         let before = self.doubled;
         if excess > 1.0 {
             let most = (MAX_INTERVAL / self.interval.max(1)).checked_ilog2().unwrap_or(0);
-            self.doubled = (self.doubled + excess.log2().ceil() as u32).min(MAX_DOUBLED).min(most);
+            let step = (excess.log2().ceil() as u32).min(MAX_STEP);
+            self.doubled = (self.doubled + step).min(MAX_DOUBLED).min(most);
         } else if excess < FEW && used.stacks as f64 <= used.target as f64 * self.max_overhead {
             self.doubled = self.doubled.saturating_sub(1);
         }
+        self.recent_stacks *= (f64::from(before) - f64::from(self.doubled)).exp2();
         self.most_doubled = self.most_doubled.max(self.doubled);
         self.doubled != before
     }
@@ -100,13 +115,16 @@ mod tests {
         // By target's time and stacks' time, ms: how often the interval is doubled afterwards.
         for (target, stacks, expected) in [
             (10, 5, 0),  // too short
-            (90, 0, 3),  // 5 ms of 100: five times too much
-            (100, 1, 3), // just what is permitted
-            (100, 0, 3), // little, but in all it is too much still
-            (500, 0, 2),
-            (100, 0, 1),
-            (100, 50, 7),
+            (90, 0, 2),  // 5 ms of 182: 2.7 times too much
+            (100, 1, 2), // less than is permitted
+            (100, 0, 2), // little, but in all it is too much still
+            (500, 0, 1),
+            (100, 0, 0),
+            (100, 50, 4),
+            (20, 20_000, 8),
+            (20, 20_000, 12),
             (20, 20_000, 16), // not without end
+            (20, 20_000, 16),
         ] {
             used.target += target * MS;
             used.stacks += stacks * MS;
