@@ -668,8 +668,11 @@ def test_callbacks_begin_stacks_too(runner):
     }
 
 
-@pytest.mark.skipif(sys.version_info < (3, 12), reason="tasks are never eager")
 def test_eager_tasks_have_stacks_of_their_own():
+    if not hasattr(asyncio, "eager_task_factory"):
+        assert sys.version_info < (3, 12)  # tasks are never eager
+        return
+
     async def eager():
         helper()
         await asyncio.sleep(0)

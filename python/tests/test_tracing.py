@@ -306,9 +306,9 @@ def test_filters_leave_out_modules_and_functions():
             assert entries(profile)["use"].callcount == 2
 
 
-@pytest.mark.skipif(not ON_MONITORING, reason="before 3.12 the interpreter cannot leave code out")
 def test_what_is_filtered_out_is_not_even_reported():
-    """Each place of the code is reported once: the timer is read for every event that comes."""
+    """The timer is read for every event that is taken. From 3.12 on, each place of code that is left out is reported once; before,
+    the interpreter reports all that it calls."""
     names = {"__name__": "left_out"}
     exec("def f(n):\n    for _ in range(n):\n        g()\ndef g():\n    len(())\n", names)
     read = []
@@ -326,8 +326,8 @@ def test_what_is_filtered_out_is_not_even_reported():
         profile.disable()
         read.append(count[0])
     assert "f" not in entries(profile) and "g" not in entries(profile)
-    # Two functions, two calls of C functions; and what this test itself does.
-    assert read[0] > 12_000 and read[1] < 30, read
+    # Two functions, two calls of C functions; and what this test itself does. Before 3.12, a call of `len` for each call of `g`.
+    assert read[0] > 12_000 and read[1] < (30 if ON_MONITORING else 9_100), read
 
 
 # Timers
