@@ -116,6 +116,21 @@ pub const TEXTS: &[TextFact] = &[
         get: |meta| &meta.command,
         set: |meta, text| meta.command = text,
     },
+    TextFact {
+        key: "nativeprof.machine.cpu",
+        get: |meta| &meta.machine.cpu,
+        set: |meta, text| meta.machine.cpu = text,
+    },
+    TextFact {
+        key: "nativeprof.machine.kernel",
+        get: |meta| &meta.machine.kernel,
+        set: |meta, text| meta.machine.kernel = text,
+    },
+    TextFact {
+        key: "nativeprof.machine.governor",
+        get: |meta| &meta.machine.governor,
+        set: |meta, text| meta.machine.governor = text,
+    },
 ];
 
 /// A number of the metadata, as an attribute of profiles.
@@ -208,6 +223,12 @@ pub const NUMBERS: &[NumberFact] = &[
         unit: "us",
         get: |meta| meta.stopped.map_or(0, |stopped| stopped.max_us),
         set: |meta, n| meta.stopped.get_or_insert_default().max_us = n,
+    },
+    NumberFact {
+        key: "nativeprof.machine.cores",
+        unit: "{cpu}",
+        get: |meta| u64::from(meta.machine.cores),
+        set: |meta, n| meta.machine.cores = u32::try_from(n).unwrap_or(0),
     },
 ];
 

@@ -68,6 +68,7 @@ impl<'a> Segment<'a> {
                 event: meta.event.clone(),
                 backend: meta.backend.clone(),
                 duration: meta.duration,
+                machine: meta.machine.clone(),
                 ..Meta::default()
             },
         })

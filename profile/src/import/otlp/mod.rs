@@ -416,6 +416,7 @@ fn recording(profiles: &[ProfileHead<'_>], tables: &Tables<'_>, is_own: bool) ->
         meta.quality = Quality::default();
         set_numbers(&mut meta, &list, tables)?;
     }
+    meta.machine = meta.machine.bounded();
     Ok(meta)
 }
 

@@ -12,6 +12,7 @@ use super::{ProfileHead, SAMPLES, amount, heads, recording, set_numbers, small};
 use crate::import::Damage;
 use crate::import::stacks::Stacks;
 use crate::import::wire::{Field, Fields};
+use crate::machine::Machine;
 use crate::model::{Frame, FrameKind, Meta, Pid, PlaceId, Profile, Quality};
 use crate::otlp;
 use crate::otlp::messages::{Any, AnyValue, KeyValueList, OtlpSample};
@@ -277,8 +278,10 @@ impl Segments {
             event: meta.event.clone(),
             backend: meta.backend.clone(),
             start: meta.start,
+            machine: meta.machine.clone(),
             ..Meta::default()
         });
+        known.machine = Machine::merged([&known.machine, &meta.machine].into_iter());
         known.start = known.start.min(meta.start);
         if known.rate != meta.rate {
             known.rate = 0;

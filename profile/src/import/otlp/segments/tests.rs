@@ -109,6 +109,36 @@ fn time_is_the_sum_of_each_segments_own() {
     assert_eq!(quality.reasons["gone"], 3);
 }
 
+/// What is not the same for all segments is mixed, and what one of them does not say is unknown.
+#[test]
+fn the_machine_is_that_of_all_segments() {
+    let on = |minute, cpu: &str, cores| {
+        let (mut profile, info) = segment(minute, 20);
+        profile.meta.machine = Machine {
+            cpu: cpu.into(),
+            cores,
+            kernel: "6.1.0".into(),
+            governor: "performance".into(),
+        };
+        encode_segment(&profile, &info)
+    };
+    let machine = |messages: &[Vec<u8>]| sum(Selection::default(), messages).meta.machine;
+    let [a, b] = [on(0, "Fast", 4), on(1, "Fast", 4)];
+    let same = machine(&[a.clone(), b.clone()]);
+    assert_eq!((&*same.cpu, same.cores), ("Fast", 4));
+    assert_eq!((&*same.kernel, &*same.governor), ("6.1.0", "performance"));
+    let moved = machine(&[a.clone(), b, on(2, "Slow", 2)]);
+    assert_eq!((&*moved.cpu, moved.cores, &*moved.kernel), ("mixed", 0, "6.1.0"));
+    // A segment of an earlier version.
+    assert_eq!(machine(&[a, message(1, 20)]), Machine::default());
+    // Of a selected service it is the same.
+    let selection = Selection {
+        service: Some("shop".into()),
+        ..Selection::default()
+    };
+    assert_eq!(sum(selection, &[on(0, &"é".repeat(5000), 4)]).meta.machine.cpu.chars().count(), 120);
+}
+
 #[test]
 fn samples_are_selected() {
     let messages = [message(0, 20), message(1, 20)];
