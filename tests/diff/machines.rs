@@ -1,5 +1,9 @@
 //! Times of different machines.
 
+use std::time::{Duration, UNIX_EPOCH};
+
+use nativeprof::export::otlp::{SegmentInfo, encode_segment};
+use nativeprof::history::{Limits, Writer};
 use nativeprof::profile::machine::Machine;
 use nativeprof::profile::merge;
 use nativeprof::profile::model::{Meta, ModuleMeta, Profile};
@@ -136,4 +140,46 @@ fn builds_of_python_are_told_apart_and_texts_of_files_are_bounded() {
     assert!(read.meta.machine.kernel.len() < 200);
     let merged = merge::combine(&[("one".into(), read.clone()), ("two".into(), read.clone())]);
     assert_eq!(merged.meta.machine, read.meta.machine);
+}
+
+#[test]
+fn histories_of_different_machines_are_undecided() {
+    const START: u64 = 1_795_835_640;
+    let scratch = Scratch::new();
+    let history = |name: &str, work: u64, cpu: &str| {
+        let profile = with_meta(sampled(&[("work", work), ("other", 300)], START as f64), |meta| {
+            meta.machine = machine(cpu);
+        });
+        let directory = scratch.path(name);
+        let mut writer = Writer::open(&directory, Limits::default()).expect("a writer");
+        let message = encode_segment(&profile, &SegmentInfo::default());
+        writer
+            .write(
+                UNIX_EPOCH + Duration::from_secs(START),
+                Duration::from_secs(1),
+                &message,
+            )
+            .expect("a segment");
+        directory.to_str().expect("UTF-8").to_string()
+    };
+    let before = history("before", 300, "Fast");
+    let gate = |after: &str, code: i32| {
+        let words = [
+            "diff",
+            &before,
+            after,
+            "--normalize",
+            "rate",
+            "--fail-above",
+            "5",
+            "--single-run",
+        ];
+        run(&words, code)
+    };
+    let said = gate(&history("there", 900, "Slow"), 4);
+    assert!(
+        said.contains("undecided: ") && said.contains("CPU: Fast before, Slow after"),
+        "{said}"
+    );
+    gate(&history("here", 900, "Fast"), 3);
 }
