@@ -84,11 +84,16 @@ fn slower_commands_are_found_and_equal_ones_are_not() {
         let is_named =
             said.contains("all CPU time grew by ") || said.contains("growth by more than the limit was seen ");
         assert!(is_named, "{said}");
+        assert!(
+            !said.contains("nativeprof: undecided"),
+            "an earlier look has the answer: {said}"
+        );
         let written = fs::read_to_string(&results).expect("results");
         let is_annotated = said.contains("::error ") || said.contains("::warning ");
         assert!(is_annotated && written.contains("<testcase "), "{said}{written}");
         let found: Value = serde_json::from_str(&output).expect("JSON");
         assert_eq!((&found["question"], &found["paired"]), (&"runs".into(), &true.into()));
+        assert_eq!(found["verdict"], "grown");
         let pairs = found["files"][0].as_array().map_or(0, Vec::len);
         assert!(pairs >= 4 && found["files"][1].as_array().map(Vec::len) == Some(pairs));
         // They can be compared again.

@@ -115,6 +115,22 @@ fn runs_decide_by_their_spread() {
     assert!(said.contains("no significant change"), "{said}");
     let said = run(&with(&same, &["--normalize", "time", "--fail-above", "0.1"]), 4);
     assert!(said.contains(" runs of each side instead of 6 and 6"), "{said}");
+    // The exit code in words, and why.
+    for (runs, limit, code, verdict, why) in [
+        (&slower, "5", 3, "grown", "all CPU time grew by "),
+        (&same, "10", 0, "passed", ""),
+        (&same, "0.1", 4, "undecided", "undecided: "),
+    ] {
+        let words = with(runs, &["--normalize", "time", "--json", "--fail-above"]);
+        let output = nativeprof(&[&words[..], &[limit]].concat()).output();
+        let output = output.expect("nativeprof starts");
+        assert_eq!(output.status.code(), Some(code));
+        let found: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+        let limit = format!("{limit} %");
+        assert_eq!((&found["verdict"], &found["limit"]), (&verdict.into(), &limit.into()));
+        let first = found["reasons"][0].as_str().unwrap_or_default();
+        assert!(first.starts_with(why), "{first}");
+    }
 
     // A directory is all of its files; what else is given are filters.
     let [before, after] = slower.each_ref().map(|files| {
@@ -123,6 +139,7 @@ fn runs_decide_by_their_spread() {
     });
     let found = json_of(&["diff", "work", "--before", &before, "--after", &after]);
     assert_eq!((&found["question"], &found["paired"]), (&"runs".into(), &true.into()));
+    assert!(found["verdict"].is_null() && found["limit"].is_null(), "{found}");
     assert_eq!(found["files"][0].as_array().map(Vec::len), Some(6));
     assert_eq!(found["rows"].as_array().map(Vec::len), Some(1), "{found}");
     assert_eq!(

@@ -63,6 +63,7 @@ fn of_reports_and_comparisons() {
         &["--all", "--limit", "1"],
         &["--by", "module"],
         &["--normalize", "rate"],
+        &["--fail-above", "5"],
     ] {
         check(
             "diff.schema.json",

@@ -88,7 +88,7 @@ pub fn main() -> ExitCode {
             Ok(false) => return ExitCode::from(3),
             done => done.map(drop),
         },
-        args::Command::Diff(d) => match commands::diff::diff(&d) {
+        args::Command::Diff(d) => match commands::diff::diff(&d, None) {
             Ok(commands::diff::Gate::Grown) => return ExitCode::from(3),
             Ok(commands::diff::Gate::Undecided) => return ExitCode::from(4),
             done => done.map(drop),

@@ -140,16 +140,7 @@ pub fn compare(options: &CompareCommand) -> Result<Gate> {
     diff_options.junit.clone_from(&options.junit);
     diff_options.github = options.github;
     diff_options.color = options.color;
-    let gate = diff::diff(&diff_options)?;
-    match grown_at {
-        Some(runs) if gate != Gate::Grown => {
-            print_status(&format!(
-                "growth by more than the limit was seen after {runs} runs of each command"
-            ));
-            Ok(Gate::Grown)
-        }
-        _ => Ok(gate),
-    }
+    diff::diff(&diff_options, grown_at)
 }
 
 /// # Errors

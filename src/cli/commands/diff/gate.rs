@@ -23,6 +23,17 @@ pub enum Gate {
     Undecided,
 }
 
+impl Gate {
+    /// What `--json` calls it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Gate::Passed => "passed",
+            Gate::Grown => "grown",
+            Gate::Undecided => "undecided",
+        }
+    }
+}
+
 /// # Errors
 /// `Usage`: a limit in calls for something else.
 pub fn check(options: &Options, normalization: Normalization) -> Result<()> {
@@ -43,16 +54,26 @@ pub struct Verdict<'a> {
     pub gate: Gate,
     /// What is judged: all time where that can differ, then the rows.
     pub rows: Vec<Judged<'a>>,
-    /// Why it is undecided, and what it takes to know.
+    /// Why these runs leave it undecided, and what it takes to know.
     pub undecided: Option<String>,
+    /// Growth was seen when there were so many runs of each side, whatever all of them show.
+    pub seen_after: Option<usize>,
 }
 
 impl Verdict<'_> {
-    /// What is printed of it, line by line.
+    /// What is printed of it, line by line, the answer first.
     pub fn lines(&self) -> impl Iterator<Item = String> {
+        let is_shown = self.grown().next().is_some();
+        let seen = self.seen_after.filter(|_| !is_shown).map(|runs| {
+            let limit = self.limit;
+            format!("growth by more than {limit} was seen after {runs} runs of each command")
+        });
         let grown = self.grown().map(|(row, growth)| format!("{} {growth}", row.text()));
-        let undecided = self.undecided.iter().map(|why| format!("undecided: {why}"));
-        grown.chain(undecided)
+        let undecided = self.undecided.iter().map(|why| match self.gate {
+            Gate::Grown => format!("all runs alone leave it undecided: {why}"),
+            Gate::Passed | Gate::Undecided => format!("undecided: {why}"),
+        });
+        seen.into_iter().chain(grown).chain(undecided)
     }
 
     /// What grew by more than the limit, each with by how much: `grew by 7 %`.
@@ -90,8 +111,8 @@ pub enum Ruling {
 }
 
 impl Text<'_> {
-    /// Judges all rows.
-    pub fn verdict(&self, limit: Limit) -> Verdict<'_> {
+    /// Judges all rows. `seen_after`: growth was seen when there were so many runs of each side.
+    pub fn verdict(&self, limit: Limit, seen_after: Option<usize>) -> Verdict<'_> {
         let all = self.found.all.iter().map(|change| {
             let name = ReportRow {
                 name: self.name_of_all(),
@@ -122,12 +143,14 @@ impl Text<'_> {
         Verdict {
             limit,
             gate: match undecided {
+                _ if seen_after.is_some() => Gate::Grown,
                 Some(_) => Gate::Undecided,
                 None if has_grown => Gate::Grown,
                 None => Gate::Passed,
             },
             rows,
             undecided,
+            seen_after,
         }
     }
 
@@ -260,5 +283,34 @@ impl Text<'_> {
         } else {
             format!("record about {:.0} times as long", more.ceil())
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The answer comes first, also where it is that of an earlier look.
+    #[test]
+    fn growth_that_was_seen_before_is_the_answer() {
+        let verdict = |gate, seen_after, undecided: &str| Verdict {
+            limit: Limit::Percent(5.0),
+            gate,
+            rows: Vec::new(),
+            undecided: Some(undecided.into()),
+            seen_after,
+        };
+        let lines = |verdict: Verdict<'_>| verdict.lines().collect::<Vec<_>>();
+        assert_eq!(
+            lines(verdict(Gate::Grown, Some(7), "too few runs")),
+            [
+                "growth by more than 5 % was seen after 7 runs of each command",
+                "all runs alone leave it undecided: too few runs"
+            ]
+        );
+        assert_eq!(
+            lines(verdict(Gate::Undecided, None, "too few runs")),
+            ["undecided: too few runs"]
+        );
     }
 }

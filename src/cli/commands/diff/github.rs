@@ -33,6 +33,15 @@ impl Text<'_> {
             }
             Gate::Grown => {
                 let mut all = self.of_grown(verdict, options);
+                if all.is_empty() {
+                    // It was seen before, and these runs do not say where.
+                    all.extend(
+                        verdict
+                            .lines()
+                            .next()
+                            .map(|line| command("error", "grown", None, &[&line])),
+                    );
+                }
                 let not_placed = verdict.grown().count().saturating_sub(MAX_PLACED);
                 if all.len() > MAX_ANNOTATIONS {
                     let more = all.len() - (MAX_ANNOTATIONS - 1) + not_placed;

@@ -2,6 +2,7 @@
 
 use serde_json::{Value, json};
 
+use super::gate::Verdict;
 use super::text::Text;
 use crate::cli::output::table_rows::ReportRow;
 use crate::cli::output::{JSON_VERSION, row_filter};
@@ -9,7 +10,7 @@ use crate::profile::diff::{Change, Normalization, Question};
 
 impl Text<'_> {
     /// The object that `--json` prints.
-    pub fn json(&self, filters: &[row_filter::RowFilter]) -> Value {
+    pub fn json(&self, filters: &[row_filter::RowFilter], verdict: Option<&Verdict<'_>>) -> Value {
         let value = |change: &Change<'_>| {
             json!({
                 "before": change.before,
@@ -61,6 +62,9 @@ impl Text<'_> {
             "count": if self.self_count { "self" } else { "total" },
             "confidence": self.options.confidence / 100.0,
             "machines": self.machines,
+            "limit": verdict.map(|verdict| verdict.limit.to_string()),
+            "verdict": verdict.map(|verdict| verdict.gate.name()),
+            "reasons": verdict.map_or_else(Vec::new, |verdict| verdict.lines().collect()),
             "tested": self.found.rows.iter().filter(|row| row.interval.is_some() || row.ranges.is_some()).count(),
             "significant": self.found.rows.iter().filter(|row| row.is_significant()).count(),
             "all": self.found.all.as_ref().map(value),

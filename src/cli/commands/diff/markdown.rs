@@ -76,11 +76,11 @@ impl Text<'_> {
                     vec![format!("nothing grew by more than {}", verdict.limit)],
                 ),
                 Gate::Grown => {
-                    let grown = verdict.grown().count() as u64;
-                    (
-                        format!("failed, {} grew", counted(grown, "rows")),
-                        verdict.lines().collect(),
-                    )
+                    let heading = match verdict.grown().count() {
+                        0 => "failed".into(),
+                        grown => format!("failed, {} grew", counted(grown as u64, "rows")),
+                    };
+                    (heading, verdict.lines().collect())
                 }
                 Gate::Undecided => ("undecided".into(), verdict.lines().collect()),
             },

@@ -41,12 +41,13 @@ use comparable::{Compared, check_comparable, sampled_time};
 pub use gate::Gate;
 use text::Text;
 
-/// Compares. Without `--fail-above`, everything has passed.
+/// Compares. Without `--fail-above`, everything has passed. `seen_after`: growth by more than that was seen when there were so many
+/// runs of each side, which is the answer.
 ///
 /// # Errors
 /// Those of [`inputs::read`]; `Usage` for invalid arguments; `Data` if a profile does not have what the
 /// normalization needs.
-pub fn diff(options: &Options) -> Result<Gate> {
+pub fn diff(options: &Options, seen_after: Option<usize>) -> Result<Gate> {
     let words = options.filters();
     let words = words.iter().map(|word| row_filter::parse(word));
     let filters = words.collect::<Result<Vec<_>>>()?;
@@ -131,12 +132,12 @@ pub fn diff(options: &Options) -> Result<Gate> {
         machines: &machines,
         found: &found,
     };
-    let verdict = options.fail_above.map(|limit| text.verdict(limit));
+    let verdict = options.fail_above.map(|limit| text.verdict(limit, seen_after));
     if let Some(image) = image {
         text.write_image(image, &diff_options, place.as_ref())?;
     } else {
         let said = if options.json {
-            format!("{:#}\n", text.json(&filters))
+            format!("{:#}\n", text.json(&filters, verdict.as_ref()))
         } else if options.markdown {
             text.markdown(&filters, verdict.as_ref())
         } else if options.github {
