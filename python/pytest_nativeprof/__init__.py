@@ -6,15 +6,37 @@ PYTEST_DONT_REWRITE: the package has no assertions.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Protocol
+
+import pytest
 
 if TYPE_CHECKING:
-    import pytest
+    from .memory import MemoryUse
 
 _MARKER = (
-    "nativeprof(max_calls=N, max_cpu=SECONDS, rate=HZ): with --nativeprof, fail the test if its call makes more calls of "
-    "Python functions, or takes more CPU time; sample it at another rate"
+    "nativeprof(max_calls=N, max_cpu=SECONDS, max_peak=BYTES, max_leaked=BYTES, rate=HZ): with --nativeprof, fail the test if "
+    "its call makes more calls of Python functions, takes more CPU time, or allocates more memory, at a time or without freeing "
+    "it; sample it at another rate"
 )
+
+
+class MeasuresMemory(Protocol):
+    """What the fixture ``nativeprof_memory`` gives."""
+
+    def __call__(
+        self, *, max_peak: int | str | None = None, max_leaked: int | str | None = None
+    ) -> AbstractContextManager[MemoryUse]:
+        """A context manager that measures what its block allocates, and fails the test above a limit."""
+
+
+@pytest.fixture
+def nativeprof_memory() -> Iterator[MeasuresMemory]:
+    """Measures what a block allocates: ``with nativeprof_memory(max_peak="10 MB") as use: ...``; ``use.peak_bytes``."""
+    from . import memory
+
+    yield memory.limited
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -49,7 +71,5 @@ def pytest_configure(config: pytest.Config) -> None:
         return
     for name in ("mode", "save", "compare", "fail_above"):
         if config.getoption(f"nativeprof_{name}") is not None:
-            import pytest
-
             option = name.replace("_", "-")
             raise pytest.UsageError(f"--nativeprof-{option} has no effect, since nothing is recorded; add --nativeprof")

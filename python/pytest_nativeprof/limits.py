@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 
+from . import memory
 from .results import TestResult
 
 
@@ -35,14 +36,20 @@ def limits_of(item: pytest.Item) -> Limits:
             raise ValueError(f"the marker nativeprof has no positional arguments, got {marker.args!r}; write max_calls=N")
         for name, value in marker.kwargs.items():
             _check(name, value)
+            if name in memory.LIMITS:
+                continue  # checked apart
             if getattr(limits, name) is None:
                 setattr(limits, name, value)
     return limits
 
 
 def _check(name: str, value: object) -> None:
+    if name in memory.LIMITS:
+        memory.size(value, f"{name} of the marker nativeprof")
+        return
     if name not in ("max_calls", "max_cpu", "rate"):
-        raise ValueError(f"the marker nativeprof has no argument {name!r}; it has max_calls, max_cpu and rate")
+        known = ", ".join(("max_calls", "max_cpu", *memory.LIMITS))
+        raise ValueError(f"the marker nativeprof has no argument {name!r}; it has {known} and rate")
     whole = isinstance(value, int) and not isinstance(value, bool)
     if name == "rate" and not (whole and 1 <= value <= 10_000):  # type: ignore[operator]
         raise ValueError(f"rate of the marker nativeprof must be between 1 and 10000 samples per second, got {value!r}")

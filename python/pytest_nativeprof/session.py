@@ -19,7 +19,7 @@ import pytest
 
 from nativeprof import _files
 
-from . import benchmarks, comparison, limits, results
+from . import benchmarks, comparison, limits, memory, results
 from .recording import RATE, Recording, command, span, untimed
 from .results import Results, Run, TestResult
 
@@ -35,6 +35,7 @@ def start(config: pytest.Config) -> None:
     mode = config.getoption("nativeprof_mode") or "samples"
     tests = _TestProcess(mode)
     config.pluginmanager.register(tests, "nativeprof-tests")
+    config.pluginmanager.register(memory.MemoryLimits(tests.active), "nativeprof-memory")
     session = _WorkerReports(tests) if hasattr(config, "workerinput") else _Session(config, mode, tests)
     config.pluginmanager.register(session, "nativeprof-session")
     if mode != "samples":

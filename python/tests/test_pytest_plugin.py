@@ -365,7 +365,7 @@ def test_limits_of_markers_fail_tests(counted):
     assert "10 calls of Python functions, max_calls=5; most of them:" in text
     assert re.search(r"^ +9  f \(test_it.py\)$", text, re.M)
     assert "s CPU, max_cpu=1e-09" in text
-    assert "the marker nativeprof has no argument 'max_call'; it has max_calls, max_cpu and rate" in text
+    assert "the marker nativeprof has no argument 'max_call'; it has max_calls, max_cpu, max_peak, max_leaked and rate" in text
 
 
 def test_one_call_more_is_found_always(counted):
