@@ -75,6 +75,14 @@ pub struct ValueType {
     pub unit: Unit,
 }
 
+/// Value types of allocations, and their names in profiles of Go programs.
+static PPROF_NAMES: [(ValueType, &str); 4] = [
+    (ValueType::ALLOCS, "alloc_objects"),
+    (ValueType::ALLOC_BYTES, "alloc_space"),
+    (ValueType::LIVE_ALLOCS, "inuse_objects"),
+    (ValueType::LIVE_BYTES, "inuse_space"),
+];
+
 impl ValueType {
     /// Samples.
     pub const SAMPLES: ValueType = ValueType::fixed("samples", Unit::Count);
@@ -94,6 +102,8 @@ impl ValueType {
     pub const ALLOC_BYTES: ValueType = ValueType::fixed("alloc_bytes", Unit::Bytes);
     /// Memory allocated and not freed, bytes.
     pub const LIVE_BYTES: ValueType = ValueType::fixed("live_bytes", Unit::Bytes);
+    /// Allocations of memory that was not freed.
+    pub const LIVE_ALLOCS: ValueType = ValueType::fixed("live_allocs", Unit::Count);
     /// Memory that was allocated when most was, bytes.
     pub const PEAK_BYTES: ValueType = ValueType::fixed("peak_bytes", Unit::Bytes);
     /// Memory that was allocated again and again by the same code and not freed, bytes.
@@ -120,6 +130,12 @@ impl ValueType {
             name: Cow::Owned(name.into()),
             unit,
         }
+    }
+
+    /// The name that programs which read profiles of memory in the format of pprof know it by.
+    pub(crate) fn pprof_name(&self) -> &str {
+        let known = PPROF_NAMES.iter().find(|(kind, _)| kind == self);
+        known.map_or(&self.name, |(_, name)| name)
     }
 
     /// The name with its unit, as the keys of a node's `values` in JSON have it: `cpu_ns`, `alloc_bytes`, `calls`.

@@ -96,9 +96,59 @@ fn values_go_through_pprof() {
     ];
     assert_eq!(values, expected);
     let (types, samples) = pprof(&weighted());
-    assert_eq!(types[2..], [of("live_bytes", "bytes"), of("cache-misses", "count")]);
+    assert_eq!(types[2..], [of("inuse_space", "bytes"), of("cache-misses", "count")]);
     let sum = |at: usize| samples.iter().map(|(_, values)| values[at]).sum::<u64>();
     assert_eq!([0, 1, 2, 3].map(sum), [4, 12_504_077, 1 << 40, 9]);
+}
+
+/// Like a recording of allocations: programs that read pprof know these values by the names that Go has for them.
+#[test]
+fn allocations_go_through_formats_in_bytes() {
+    let kinds = [
+        ValueType::SAMPLES,
+        ValueType::ALLOC_BYTES,
+        ValueType::ALLOCS,
+        ValueType::LIVE_BYTES,
+        ValueType::LIVE_ALLOCS,
+        ValueType::PEAK_BYTES,
+    ];
+    let mut builder = Builder::new(&kinds);
+    let main = builder.frame(Frame::python("main", "main", "/srv/app.py", 3));
+    builder.sample(5, (7, 7), &[(main, 4)], &[1, 3 << 20, 3, 1 << 20, 1, 2 << 20]);
+    let profile = builder.finish(Meta::default());
+    let (types, samples) = pprof(&profile);
+    let types: Vec<(&str, &str)> = types.iter().map(|(name, unit)| (&**name, &**unit)).collect();
+    let expected = [
+        ("samples", "count"),
+        ("alloc_space", "bytes"),
+        ("alloc_objects", "count"),
+        ("inuse_space", "bytes"),
+        ("inuse_objects", "count"),
+        ("peak_bytes", "bytes"),
+    ];
+    assert_eq!(types, expected);
+    assert_eq!(samples[0].1, [1, 3 << 20, 3, 1 << 20, 1, 2 << 20]);
+    let file: serde_json::Value = serde_json::from_slice(&written("speedscope", &profile)).unwrap();
+    let shown: Vec<(&str, &str, u64)> = file["profiles"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .filter_map(|profile| {
+            Some((
+                profile["name"].as_str()?,
+                profile["unit"].as_str()?,
+                profile["endValue"].as_u64()?,
+            ))
+        })
+        .filter(|(_, unit, _)| *unit == "bytes")
+        .collect();
+    let merged = |name, amount| (name, "bytes", amount);
+    let expected = [
+        merged("all threads, merged: alloc_bytes", 3 << 20),
+        merged("all threads, merged: live_bytes", 1 << 20),
+        merged("all threads, merged: peak_bytes", 2 << 20),
+    ];
+    assert_eq!(shown, expected);
 }
 
 #[test]

@@ -1,5 +1,5 @@
 //! A profile in the format of pprof: gzip over a protocol buffer, with a sample type for each value type: `samples`
-//! (count) and `cpu` (nanoseconds) of a recording.
+//! (count) and `cpu` (nanoseconds) of a recording, `alloc_space` (bytes) of one of allocations.
 //!
 //! Each frame has the line of its sample. A native function and what the compiler inlined into it are one location with
 //! several lines, as pprof has it. Samples differ by their lines and, where the timeline has them, by labels `thread`,
@@ -338,12 +338,13 @@ impl<'a> ProfileBuilder<'a> {
         let sample_type: Vec<PprofValueType> = types
             .iter()
             .map(|value| PprofValueType {
-                r#type: self.string(&value.kind.name),
+                r#type: self.string(value.kind.pprof_name()),
                 unit: self.string(value.kind.unit.name()),
             })
             .collect();
-        // A time is more informative than a count.
-        let shown = sample_type[profile.default_time().unwrap_or(0)].r#type;
+        // A time is more informative than a count, and so are bytes.
+        let shown = profile.default_time().unwrap_or_else(|| profile.default_value());
+        let shown = sample_type[shown].r#type;
         let periods = types.iter().zip(&sample_type).skip(1);
         let period = periods.filter_map(|(value, kind)| match value.amounts {
             Amounts::PerCount(amount) => Some((kind.clone(), amount)),

@@ -577,6 +577,7 @@ pub fn values() -> Offered {
         "allocs",
         "alloc_bytes",
         "live_bytes",
+        "live_allocs",
         "rss_bytes",
         "rss_peak_bytes",
         "rss_grown_bytes",
