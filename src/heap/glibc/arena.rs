@@ -14,6 +14,8 @@ struct Places {
     /// Lists of small free chunks (`fastbinsY`).
     fastbins: Option<u64>,
     bins: u64,
+    /// Bytes of a chunk with a mapping of its own that its size leaves out.
+    left_out: u64,
 }
 
 /// Those of glibc 2.36, and of 2.43, which has no fastbins. Both are aligned to 16 bytes, so neither is taken for the other.
@@ -21,10 +23,12 @@ const PLACES: [Places; 2] = [
     Places {
         fastbins: Some(16),
         bins: 112,
+        left_out: 0,
     },
     Places {
         fastbins: None,
         bins: 24,
+        left_out: HEADER,
     },
 ];
 
@@ -85,6 +89,13 @@ pub struct Arena {
     /// The part of `system` that is in no segment: where that is, is not known.
     pub missing: u64,
     places: Places,
+}
+
+impl Arena {
+    /// Bytes of a chunk with a mapping of its own that its size leaves out.
+    pub fn left_out_of_mapped(&self) -> u64 {
+        self.places.left_out
+    }
 }
 
 /// A copy of a `malloc_state`.

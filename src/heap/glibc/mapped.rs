@@ -1,6 +1,6 @@
 //! Chunks with a mapping of their own (`sysmalloc_mmap`): the kernel joins them with their neighbours, so one mapping
-//! may have many, and arenas of others in between. Each begins with its page: no chunk before it, and a size of whole
-//! pages with one flag.
+//! may have many, and arenas of others in between. Each begins with its page: no chunk before it, and a size with one
+//! flag. The size is of whole pages; in glibc 2.43 it leaves out the header.
 
 use std::ops::Range;
 
@@ -16,12 +16,13 @@ const MAX_CHUNKS: usize = 1 << 18;
 /// `IS_MMAPPED`, alone.
 const FLAG: u64 = 2;
 
-/// Finds them outside of what is `taken`, which is in ascending order. False: some may be missing.
-pub fn find(target: &Target, taken: &[Range<u64>]) -> (Vec<Range<u64>>, bool) {
+/// Finds them outside of what is `taken`, which is in ascending order. `left_out`: bytes of each that are not in its
+/// size. False: some may be missing.
+pub fn find(target: &Target, taken: &[Range<u64>], left_out: u64) -> (Vec<Range<u64>>, bool) {
     let (mut chunks, mut probes) = (Vec::new(), MAX_PROBES);
     let areas = target.smaps.areas.iter().filter(|area| may_have(target, area));
     for area in areas {
-        if !find_in(target, area, taken, &mut chunks, &mut probes) {
+        if !find_in(target, area, taken, left_out, &mut chunks, &mut probes) {
             return (chunks, false);
         }
     }
@@ -33,7 +34,14 @@ fn may_have(target: &Target, area: &Area) -> bool {
     area.is_writable && !area.is_shared && !area.is_file && !is_named && area.usage.rss > 0
 }
 
-fn find_in(target: &Target, area: &Area, taken: &[Range<u64>], chunks: &mut Vec<Range<u64>>, probes: &mut u64) -> bool {
+fn find_in(
+    target: &Target,
+    area: &Area,
+    taken: &[Range<u64>],
+    left_out: u64,
+    chunks: &mut Vec<Range<u64>>,
+    probes: &mut u64,
+) -> bool {
     let memory = target.memory();
     let mut next = taken.partition_point(|range| range.end <= area.start);
     let mut at = area.start;
@@ -54,7 +62,10 @@ fn find_in(target: &Target, area: &Area, taken: &[Range<u64>], chunks: &mut Vec<
         }
         *probes -= 1;
         let mut head = [0; 16];
-        let size = memory.read(at, &mut head).then(|| size(&head, end - at)).flatten();
+        let size = memory
+            .read(at, &mut head)
+            .then(|| size(&head, left_out, end - at))
+            .flatten();
         if let Some(size) = size {
             chunks.push(at..at + size);
         }
@@ -63,10 +74,10 @@ fn find_in(target: &Target, area: &Area, taken: &[Range<u64>], chunks: &mut Vec<
     true
 }
 
-/// Size of the chunk with this header, if it is one that fits in so many bytes.
-fn size(head: &[u8; 16], room: u64) -> Option<u64> {
+/// Bytes of the chunk with this header, if it is one that fits in so many bytes.
+fn size(head: &[u8; 16], left_out: u64, room: u64) -> Option<u64> {
     let word = |at: usize| Some(u64::from_le_bytes(*head.get(at..)?.first_chunk()?));
-    let size = word(8)? & !7;
+    let size = (word(8)? & !7).checked_add(left_out)?;
     let is_chunk = word(0)? == 0 && word(8)? & 7 == FLAG && size > 0 && size.is_multiple_of(PAGE) && size <= room;
     is_chunk.then_some(size)
 }

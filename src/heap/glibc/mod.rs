@@ -161,7 +161,8 @@ pub fn read(target: &Target, arenas: &[Arena], claims: &mut Vec<Claim>, visit: &
     }
     let mut taken: Vec<Range<u64>> = claims.iter().map(|claim| claim.range.clone()).collect();
     taken.sort_unstable_by_key(|range| range.start);
-    let (chunks, is_complete) = mapped::find(target, &taken);
+    let left_out = arenas.first().map_or(0, Arena::left_out_of_mapped);
+    let (chunks, is_complete) = mapped::find(target, &taken, left_out);
     let mut head = [0; walk::HEAD];
     for range in chunks {
         let bytes = range.end - range.start;

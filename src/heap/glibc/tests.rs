@@ -106,8 +106,9 @@ fn sound_of(bins: u64) -> Words {
     words.chunk(top, THREAD_HEAP + THREAD_SIZE - top, 1);
     words.arena(THREAD_ARENA, bins, top, THREAD_SIZE, MAIN);
     // Two chunks with mappings of their own, with a gap.
-    words.set(0x7e80_0000_0008, 0x10_0002);
-    words.set(0x7e80_0020_0008, 0x20_1002);
+    let left_out = if bins == BINS_2_36 { 0 } else { 16 };
+    words.set(0x7e80_0000_0008, 0x10_0002 - left_out);
+    words.set(0x7e80_0020_0008, 0x20_1002 - left_out);
     words
 }
 
