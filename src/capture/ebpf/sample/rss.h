@@ -840,6 +840,12 @@ int rss_changed(struct bpf_raw_tracepoint_args *ctx)
 		part->others_returned[member] -= pages < 0 ? pages : 0;
 		return 0;
 	}
+	task = (void *)bpf_get_current_task();
+	// The process ends, or executes another program.
+	if (pages < 0 && (__u64)BPF_CORE_READ(task, mm) != mm) {
+		end_space(s);
+		return 0;
+	}
 	facts = bpf_map_lookup_elem(&FACTS, &zero);
 	if (!facts)
 		return 0;
@@ -872,12 +878,6 @@ int rss_changed(struct bpf_raw_tracepoint_args *ctx)
 		doubled = part->grown_doubled;
 		part->until_grown = gap(&part->grown_doubled);
 	} else {
-		task = (void *)bpf_get_current_task();
-		// The process ends, or executes another program.
-		if ((__u64)BPF_CORE_READ(task, mm) != mm) {
-			end_space(s);
-			return 0;
-		}
 		part->returned[member] -= pages;
 		if (member == RSS_SWAP)
 			return 0;
@@ -887,7 +887,6 @@ int rss_changed(struct bpf_raw_tracepoint_args *ctx)
 	fault = bpf_map_lookup_elem(&LAST_FAULT, &zero);
 	if (!fault)
 		return 0;
-	task = (void *)bpf_get_current_task();
 	current_call(facts, &call);
 	// (In a system call, the last fault in user mode is of an earlier time.)
 	if (fault->in_user_mode == (__s64)call.number < 0 &&
