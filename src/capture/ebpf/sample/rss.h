@@ -889,7 +889,7 @@ int rss_changed(struct bpf_raw_tracepoint_args *ctx)
 		return 0;
 	current_call(facts, &call);
 	// (In a system call, the last fault in user mode is of an earlier time.)
-	if (fault->in_user_mode == (__s64)call.number < 0 &&
+	if (fault->in_user_mode == ((__s64)call.number < 0) &&
 	    fault->stack - (__u64)BPF_CORE_READ(task, stack) < KERNEL_STACK)
 		address = fault->address;
 	if (pages < 0) {
