@@ -214,13 +214,19 @@ fn peaks(accounts: &[ResidentMemory]) -> FxHashMap<Pid, (u64, u64)> {
 }
 
 /// Removes the samples of those of the pages that are not resident at a time; returns how much memory it was, bytes.
-fn forget_absent(pages: &mut Pages, pid: Pid, wanted: Vec<u64>, time: u64, system: &dyn System, segment: &mut Segment) {
-    let Some(present) = system.resident_pages(pid, &wanted) else {
-        return;
-    };
-    for (page, _) in wanted.iter().zip(present).filter(|(_, is_present)| !is_present) {
-        forget(pages, *page..page.saturating_add(PAGE), time, segment);
-    }
+fn forget_absent(
+    pages: &mut Pages,
+    pid: Pid,
+    wanted: Vec<u64>,
+    time: u64,
+    system: &dyn System,
+    segment: &mut Segment,
+) -> u64 {
+    let present = system.resident_pages(pid, &wanted).unwrap_or_default();
+    let absent = wanted.iter().zip(present).filter(|(_, is_present)| !is_present);
+    absent
+        .map(|(page, _)| forget(pages, *page..page.saturating_add(PAGE), time, segment))
+        .fold(0, u64::saturating_add)
 }
 
 /// Removes the samples of a range, and returns them.
