@@ -26,6 +26,7 @@ __all__ = [
     "is_tracing",
     "llprocess",
     "merge",
+    "next_phase",
     "notebook_view",
     "plot_data",
     "print_uncaught",
@@ -34,6 +35,7 @@ __all__ = [
     "release_end",
     "span",
     "spans_are_published",
+    "this_machine",
     "thread_stack",
 ]
 
@@ -62,6 +64,12 @@ def get_profile(
 ) -> dict[str, Any]: ...
 def plot_data(state: dict[str, Any], profile_interval: float) -> dict[str, list[Any]]: ...
 def thread_stack(tid: int, maxdepth: int, show_python: bool) -> list[tuple[int, str, int, bool]]: ...
+def next_phase(left: span | None, /, *entered: span) -> float:
+    """Leaves a span, enters others, and returns the CPU time of this process (seconds)."""
+
+def this_machine() -> dict[str, str | int]:
+    """What is known of this machine, with the keys of files."""
+
 def formats() -> list[str]: ...
 def before_end_by_signal(finish: Callable[[], None]) -> None: ...
 def release_end() -> None: ...

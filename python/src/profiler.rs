@@ -9,6 +9,7 @@ use nativeprof::export;
 use nativeprof::export::select;
 use nativeprof::in_process;
 use nativeprof::in_process::ProfilerConfig;
+use nativeprof::process::machine;
 use nativeprof::profile::model;
 use nativeprof::profile::model::FrameKind;
 use nativeprof::profile::stats::{FunctionId, Stats};
@@ -233,6 +234,17 @@ impl Profile {
         }
         summary::block(&self.0.meta, written, true)
     }
+}
+
+/// What is known of this machine, with the keys of files.
+#[pyfunction]
+pub fn this_machine(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
+    let (machine, found) = (machine::this_machine(), PyDict::new(py));
+    found.set_item("cpu", machine.cpu)?;
+    found.set_item("cores", machine::allowed_cpus(std::process::id()))?;
+    found.set_item("kernel", machine.kernel)?;
+    found.set_item("governor", machine.governor)?;
+    Ok(found)
 }
 
 /// Name of the format of a file's extension.
