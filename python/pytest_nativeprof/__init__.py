@@ -43,7 +43,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """Adds the options."""
     group = parser.getgroup("nativeprof", "profile the tests (nativeprof)")
     group.addoption(
-        "--nativeprof", action="store_true", help="record one profile of the session, with labels of tests and phases"
+        "--nativeprof", action="store_true", help="measure the CPU time of each test, and label samples with tests and phases"
     )
     group.addoption(
         "--nativeprof-mode",
@@ -56,7 +56,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--nativeprof-fail-above",
         metavar="LIMIT",
-        help="with --nativeprof-compare: fail if a test grew significantly by more than LIMIT percent, or `N calls`",
+        help="with --nativeprof-compare: fail if a test grew by more than LIMIT percent, or `N calls`; exit status 6: undecided",
     )
 
 

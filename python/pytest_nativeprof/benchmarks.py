@@ -6,11 +6,13 @@ import functools
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import Any, Callable
 
-from .recording import Recording, span, untimed
-from .results import Calls
+from nativeprof import span
+
+from .recording import Recording, untimed
+from .results import Calls, TestResult
 
 
 class TimedRounds:
@@ -45,6 +47,14 @@ class TimedRounds:
         for function, count in calls.items():
             self.calls[function] = self.calls.get(function, 0) + count
 
+    def put_into(self, result: TestResult) -> None:
+        """Makes what was measured the result of the test, if there was a timed round."""
+        if self.iterations:
+            result.cpu["untimed"] = max(result.cpu["call"] - self.cpu, 0.0)
+            result.cpu["call"], result.iterations = self.cpu, self.iterations
+            if result.calls is not None:
+                result.calls = self.calls_of_iteration()
+
     def calls_of_iteration(self) -> Calls:
         """Calls in one iteration, rounded if they differ."""
         counts = ((function, round(count / self.iterations)) for function, count in self.calls.items())
@@ -52,24 +62,33 @@ class TimedRounds:
 
 
 @contextmanager
-def around(fixture: Any, recording: Recording, labels: AbstractContextManager[Any]) -> Iterator[None]:
+def around(fixture: Any, recording: Recording, of_test: span, of_rest: span | None) -> Iterator[None]:
     """The labels of a call with a benchmark.
+
+    :param of_test: the active labels of the test, which only timed rounds have.
+    :param of_rest: those of the rest; None if the fixture times nothing.
 
     It also keeps pytest-benchmark from taking away the profile hook, by which calls are counted before CPython 3.12. That
     could not be put back: ``sys.setprofile`` takes no hooks that are written in C.
     """
-    module = sys.modules.get(type(fixture).__module__)
-    pause = getattr(module, "PauseInstrumentation", None)
-    if not recording.counts_calls or sys.version_info >= (3, 12) or pause is None:
-        with labels:
-            yield
-        return
-    module.PauseInstrumentation = functools.partial(pause, profiler=False)  # type: ignore[union-attr]
+    module: Any = sys.modules.get(type(fixture).__module__)
+    pause: Any = getattr(module, "PauseInstrumentation", None)
+    is_taken = recording.counts_calls and sys.version_info < (3, 12) and pause is not None
+    if is_taken:
+        module.PauseInstrumentation = functools.partial(pause, profiler=False)
     try:
-        with labels:
+        if of_rest is None:
             yield
+            return
+        of_test.__exit__()
+        try:
+            with of_rest:
+                yield
+        finally:
+            of_test.__enter__()
     finally:
-        module.PauseInstrumentation = pause  # type: ignore[union-attr]
+        if is_taken:
+            module.PauseInstrumentation = pause
 
 
 def follow(fixture: Any, recording: Recording, label: str) -> TimedRounds | None:
@@ -90,7 +109,7 @@ def follow(fixture: Any, recording: Recording, label: str) -> TimedRounds | None
         runner = make_runner(*arguments, **named)
 
         def run(loops: range | None) -> Any:
-            labels = span(label, "call") if state["is_timed"] else untimed(label)
+            labels = span("pytest", test=label, phase="call") if state["is_timed"] else untimed(label)
             return rounds.measured(runner, recording, loops, labels)
 
         return run

@@ -23,6 +23,11 @@ class Limits:
 NONE = Limits()
 
 
+def may_have_limits(item: pytest.Item) -> bool:
+    """Whether a marker, or something that is called like it, is found for a test: most have none, and this is quick."""
+    return "nativeprof" in item.keywords
+
+
 def limits_of(item: pytest.Item) -> Limits:
     """Those that the markers of a test set, the closest one first.
 

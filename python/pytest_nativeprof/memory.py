@@ -141,7 +141,8 @@ class MemoryLimits:
 
     @pytest.hookimpl(wrapper=True, trylast=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, Any, Any]:
-        recording = self._active()
+        # Most tests have no marker, and this is quick.
+        recording = self._active() if "nativeprof" in item.keywords else None
         limits = limits_of(item) if recording is not None else {}
         if recording is None or not limits:
             return (yield)

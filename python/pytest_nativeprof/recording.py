@@ -14,7 +14,7 @@ from typing import Any, Callable
 import nativeprof
 from nativeprof.profiler import Profile, Profiler
 
-from .results import Calls, file_of, printable
+from .results import Calls, bounded, file_of
 
 #: Samples per second of CPU time.
 RATE = 100
@@ -22,7 +22,11 @@ RATE = 100
 # Modules of pytest itself, whose calls are not those of the tests.
 _MACHINERY = ("_pytest", "pytest", "pluggy", "xdist", "execnet", "pytest_benchmark", "pytest_nativeprof", "nativeprof")
 
-_MODES = {"samples": "cpu", "counts": "counts", "counts+samples": "counts+cpu"}
+# Bytes of a function's name with its file.
+_MOST_OF_NAME = 400
+
+# By the mode, what a profiler records: with the samples of a profile that is saved, and without.
+_MODES = {"samples": ("cpu", None), "counts": ("counts", "counts"), "counts+samples": ("counts+cpu", "counts")}
 
 
 class _SessionProfiler(Profiler):
@@ -39,14 +43,15 @@ class Recording:
 
     :param mode: ``samples``, ``counts`` or ``counts+samples``.
     :param root: the directory to which paths of functions are relative.
+    :param is_saved: whether the profile is kept. If not, nothing is sampled: what each test took is measured by clocks.
     """
 
-    def __init__(self, mode: str, root: Path) -> None:
+    def __init__(self, mode: str, root: Path, is_saved: bool) -> None:
         self.process = os.getpid()
         #: What is to be known about the recording, and how often it happened.
         self.notes: Counter[str] = Counter()
         self.counts_calls = mode != "samples"
-        self._mode = _MODES[mode]
+        self._mode = _MODES[mode][0 if is_saved else 1]
         self._root = os.path.join(root, "")
         self._files: dict[str, str] = {}
         self._rate = RATE
@@ -60,6 +65,8 @@ class Recording:
 
     def start(self, rate: int = RATE) -> None:
         """Records with this rate (Hz) from now on."""
+        if self._mode is None:
+            return
         if self._profiler is not None:
             if rate == self._rate:
                 return
@@ -110,7 +117,7 @@ class Recording:
                 if known is None:
                     known = self._files[file] = file_of(file, self._root)
                 # Without its line, which changes with what is above it.
-                function = printable(f"{name} ({known})")
+                function = bounded(f"{name} ({known})", _MOST_OF_NAME)
                 calls[function] = calls.get(function, 0) + count
         return calls
 
@@ -146,11 +153,6 @@ def _leaving_profilers_tool(counts_calls: bool) -> Iterator[None]:
         yield
     finally:
         monitoring.free_tool_id(monitoring.PROFILER_ID)
-
-
-def span(label: str, phase: str) -> nativeprof.span:
-    """The labels of a phase of a test."""
-    return nativeprof.span("pytest", test=label, phase=phase)
 
 
 def untimed(label: str) -> nativeprof.span:

@@ -11,8 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from nativeprof import _files
+from nativeprof._native import this_machine
 
 PHASES = ("setup", "call", "teardown")
+#: What else ``cpu`` may have: around the timed rounds of a benchmark, and of attempts before the last one.
+OTHERS = ("untimed", "repeated")
 
 _PYTHON = sys.version.split()[0]
 
@@ -37,16 +40,21 @@ def label_of(nodeid: str) -> str:
 
     Long ones are cut, and end in a hash, so different ids have different labels.
     """
-    text = printable(nodeid)
-    if len(text) * 4 <= _MOST_BYTES:
-        return text
-    content = text.encode("utf-8", "backslashreplace")
-    if len(content) <= _MOST_BYTES:
-        return text
+    return bounded(nodeid, _MOST_BYTES)
+
+
+def bounded(text: str, most: int) -> str:
+    """The text with escapes for what is not printable, in so many bytes at most: if it is cut, it ends in a hash."""
+    shown = printable(text)
+    if len(shown) * 4 <= most:
+        return shown
+    content = shown.encode("utf-8", "backslashreplace")
+    if len(content) <= most:
+        return shown
     import hashlib
 
-    digest = hashlib.sha256(nodeid.encode("utf-8", "surrogatepass")).hexdigest()[:12]
-    return f"{content[: _MOST_BYTES - 16].decode('utf-8', 'ignore')}...{digest}"
+    digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:12]
+    return f"{content[: most - 16].decode('utf-8', 'ignore')}...{digest}"
 
 
 # Paths of the standard library and of installed packages are relative to these.
@@ -73,9 +81,11 @@ def file_of(path: str, root: str) -> str:
 class TestResult:
     """What a test took, by its label.
 
-    ``cpu`` has seconds of the process's CPU time for each phase; ``calls`` how often its call began each Python function, if
-    that was counted. Of a test of pytest-benchmark, ``iterations`` were timed: ``cpu`` of ``call`` is that of all of them,
-    ``calls`` are those of one, and what was done around them is in ``cpu`` under ``untimed``.
+    ``cpu`` has seconds of the process's CPU time for each phase, which lasts until the next one begins; ``calls`` how often its
+    call began each Python function, if that was counted. Of a test of pytest-benchmark, ``iterations`` were timed: ``cpu`` of
+    ``call`` is that of all of them, ``calls`` are those of one, and what was done around them is in ``cpu`` under ``untimed``.
+    Of a test that a plugin ran several times, all else is of the last attempt, and the CPU time of the others is in ``cpu``
+    under ``repeated``. ``passed``: the call has ended without an error.
     """
 
     __test__ = False
@@ -83,12 +93,14 @@ class TestResult:
     cpu: dict[str, float] = field(default_factory=dict)
     calls: Calls | None = None
     iterations: int = 0
+    passed: bool = False
 
     def add(self, other: TestResult) -> None:
-        """Adds another run of the test, or another test with the same id."""
+        """Adds another test with the same id."""
         for phase, seconds in other.cpu.items():
             self.cpu[phase] = self.cpu.get(phase, 0.0) + seconds
         self.iterations += other.iterations
+        self.passed &= other.passed
         if other.calls is not None:
             calls = self.calls = self.calls or {}
             for function, count in other.calls.items():
@@ -97,7 +109,8 @@ class TestResult:
     @property
     def seconds(self) -> float:
         """CPU time of the three phases."""
-        return sum(self.cpu.get(phase, 0.0) for phase in PHASES)
+        get = self.cpu.get  # without a loop: it is called for each test
+        return get("setup", 0.0) + get("call", 0.0) + get("teardown", 0.0)
 
     @property
     def cpu_of_call(self) -> float:
@@ -116,7 +129,7 @@ class TestResult:
 
     def to_json(self) -> dict[str, Any]:
         """As it is in files and reports."""
-        found: dict[str, Any] = {"cpu": self.cpu}
+        found: dict[str, Any] = {"cpu": self.cpu, "passed": self.passed}
         if self.calls is not None:
             found["calls"] = self.calls
         if self.iterations:
@@ -128,15 +141,23 @@ class TestResult:
         """The opposite. What has another form is left out."""
         found = value if isinstance(value, dict) else {}
 
+        def is_amount(value: Any, kinds: Any) -> bool:
+            """Not NaN, nor what no clock and no counter shows."""
+            return isinstance(value, kinds) and not isinstance(value, bool) and bool(0 <= value < 1e15)
+
         def numbers(key: str, kinds: tuple[type, ...]) -> dict[str, Any] | None:
             given = found.get(key)
             if not isinstance(given, dict):
                 return None
-            return {str(k): v for k, v in given.items() if isinstance(v, kinds) and not isinstance(v, bool)}
+            return {str(name): value for name, value in given.items() if is_amount(value, kinds)}
 
         iterations = found.get("iterations")
         return TestResult(
-            numbers("cpu", (int, float)) or {}, numbers("calls", (int,)), iterations if isinstance(iterations, int) else 0
+            cpu=numbers("cpu", (int, float)) or {},
+            calls=numbers("calls", (int,)),
+            iterations=iterations if isinstance(iterations, int) else 0,
+            # Files of earlier versions do not say.
+            passed=found.get("passed") is not False,
         )
 
 
@@ -145,10 +166,13 @@ Results = dict[str, TestResult]
 
 @dataclass
 class Run:
-    """A run in a directory: the file of its profile, and its results."""
+    """A run in a directory: the file of its profile, its results, and where they are from."""
 
     profile: Path
     results: Results
+    python: str = _PYTHON
+    #: As profiles have it; empty: unknown.
+    machine: dict[str, Any] = field(default_factory=dict)
 
 
 def new_name() -> str:
@@ -163,6 +187,7 @@ def write(directory: Path, name: str, mode: str, results: Results) -> None:
         "version": 1,
         "mode": mode,
         "python": _PYTHON,
+        "machine": this_machine(),
         "tests": {label: result.to_json() for label, result in results.items()},
     }
     with _files.replacing(directory / "tests" / f"{name}.json") as path, open(path, "w", encoding="utf-8") as file:
@@ -183,13 +208,22 @@ def runs(directory: Path, notes: list[str]) -> list[Run]:
         except (OSError, ValueError, RecursionError) as error:
             notes.append(f"{path} is left out, with the profile of its run: {error}")
             continue
-        if content.get("python") != _PYTHON:
-            notes.append(f"{profile} is of Python {content.get('python')!r}, this run of {_PYTHON}")
-        tests = content["tests"].items()
-        found.append(Run(profile, {str(label): TestResult.from_json(value) for label, value in tests}))
+        python, machine = content.get("python"), content.get("machine")
+        if python != _PYTHON:
+            notes.append(f"{profile} is of Python {python!r}, this run of {_PYTHON}")
+        tests = {printable(label): TestResult.from_json(value) for label, value in content["tests"].items()}
+        found.append(Run(profile, tests, str(python), machine if isinstance(machine, dict) else {}))
     return found
 
 
 def hottest(results: Results, most: int) -> list[tuple[str, TestResult]]:
     """The tests with the most CPU time, most first."""
     return sorted(results.items(), key=lambda item: -item[1].seconds)[:most]
+
+
+def newest(before: list[Run]) -> Results:
+    """Of each test, the results of the newest run that has it."""
+    found: Results = {}
+    for run in before:
+        found.update(run.results)
+    return found

@@ -307,8 +307,10 @@ def test_filters_leave_out_modules_and_functions():
 
 
 def test_what_is_filtered_out_is_not_even_reported():
-    """The timer is read for every event that is taken. From 3.12 on, each place of code that is left out is reported once; before,
-    the interpreter reports all that it calls."""
+    """The timer is read for every event that is taken.
+
+    From 3.12 on, each place of code that is left out is reported once; before, the interpreter reports all that it calls.
+    """
     names = {"__name__": "left_out"}
     exec("def f(n):\n    for _ in range(n):\n        g()\ndef g():\n    len(())\n", names)
     read = []
