@@ -505,7 +505,7 @@ class TestUnit(unittest.TestCase):
     def test_parts(self):
         for n in range(3):
             with self.subTest(n=n):
-                burn(0.01)
+                burn(0.05)
                 self.assertNotEqual(n, 1)
 
     @unittest.skip("not now")
@@ -532,7 +532,7 @@ def test_skipped_first():
     pass
 
 def test_repeated():
-    burn(0.02)
+    burn(0.1)
     assert os.environ.setdefault("HAS_RUN", "0") != "0" or os.environ.update(HAS_RUN="1")
 
 def test_fork_that_leaves():
@@ -578,8 +578,8 @@ def test_tests_that_are_run_otherwise(tmp_path):
     assert tests["test_first"]["cpu"]["setup"] > 0.04 and tests["test_last"]["cpu"]["teardown"] > 0.04
     assert tests["test_first"]["cpu"]["call"] < 0.04
     # Reports of subtests come while the call runs.
-    assert 0.03 < tests["test_parts"]["cpu"]["call"] and tests["test_parts"]["cpu"]["teardown"] < 0.03
-    assert tests["test_twice"]["cpu"]["call"] > 0.035 and tests["test_twice"]["passed"]
+    assert tests["test_parts"]["cpu"]["call"] > 0.1 > tests["test_parts"]["cpu"]["teardown"]
+    assert tests["test_twice"]["cpu"]["call"] > 0.04 and tests["test_twice"]["passed"]
     assert tests["test_twice"]["calls"]["test_twice (test_it.py)"] == 2
     assert tests["test_after_open_span"]["passed"], ran.text
     for name in ("test_skipped", "test_skipped_first"):
@@ -587,8 +587,9 @@ def test_tests_that_are_run_otherwise(tmp_path):
     # The last attempt counts, and the report has only its figures.
     repeated = tests["test_repeated"]
     assert repeated["passed"] and repeated["calls"]["test_repeated (test_it.py)"] == 1, ran.text
-    assert 0.015 < repeated["cpu"]["call"] < 0.035 and repeated["cpu"]["repeated"] > 0.015
-    assert float(properties["test_repeated"]["nativeprof_cpu"]) < repeated["cpu"]["repeated"] + 0.035
+    assert 0.1 < repeated["cpu"]["call"] < 0.2 and repeated["cpu"]["repeated"] > 0.1
+    of_last = sum(seconds for phase, seconds in repeated["cpu"].items() if phase != "repeated")
+    assert float(properties["test_repeated"]["nativeprof_cpu"]) == pytest.approx(of_last, abs=1e-5)
     # The child has left the profile, and its parts, to its parent.
     assert ran.runs() and "is not saved" not in ran.text, ran.text
 
