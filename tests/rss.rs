@@ -5,6 +5,7 @@ use std::process::Command;
 
 use common::recording::{Recording, Running};
 use common::{Program, Scratch, live, nativeprof, programs, record};
+use nativeprof::profile::memory_over_time::ObservedMemory;
 
 mod common;
 
@@ -167,6 +168,20 @@ fn memory_belongs_to_the_function_that_touched_it() {
     // Of the file that became shorter, and of the one that copies took the place of.
     assert!(memory.shared.grown.abs_diff(32 * MIB) <= MIB, "{memory:?}");
     assert!(recording.stderr.contains("grown"), "{}", recording.stderr);
+    // Over time: from what there was to what there is.
+    let observed = &profile.meta.memory_over_time;
+    assert!(observed.times.len() > 1 && observed.times.is_sorted(), "{observed:?}");
+    assert!(
+        observed.times[observed.times.len() - 1] <= profile.end(),
+        "{observed:?}"
+    );
+    let kinds: Vec<ObservedMemory> = observed.amounts.iter().map(|(kind, _)| *kind).collect();
+    let expected = [ObservedMemory::Anonymous, ObservedMemory::File, ObservedMemory::Shared];
+    assert_eq!(kinds, expected);
+    let at = |row: usize| observed.amounts.iter().map(|(_, column)| column[row]).sum::<u64>();
+    let last = at(observed.times.len() - 1);
+    assert!(at(0).abs_diff(total.start) <= MIB, "{observed:?} {memory:?}");
+    assert!(last.abs_diff(total.end()) <= slack, "{observed:?} {memory:?}");
 }
 
 /// A process that has ended is judged by the ranges that it gave back; its children, and programs that it executes, have accounts

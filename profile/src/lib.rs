@@ -34,6 +34,7 @@ pub mod labels;
 pub mod lags;
 pub mod machine;
 pub mod measure;
+pub mod memory_over_time;
 pub mod merge;
 pub mod model;
 mod otlp;

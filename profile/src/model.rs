@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use super::labels::Labels;
 use super::lags::Lag;
 use super::machine::Machine;
+use super::memory_over_time::MemoryOverTime;
 use super::resident::ResidentMemory;
 use super::values::Value;
 use super::waits::Waits;
@@ -324,6 +325,8 @@ pub struct Meta {
     pub lags: Vec<Lag>,
     /// Of recordings of resident memory: the accounts of processes, one for each program that a process ran.
     pub memory: Vec<ResidentMemory>,
+    /// Of recordings of memory: how much there was when.
+    pub memory_over_time: MemoryOverTime,
 }
 
 /// A row of the table of files: where its symbols came from.

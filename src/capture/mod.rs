@@ -12,6 +12,7 @@ use crate::event::{
     TimeSpent,
 };
 use crate::process::memory::Memory;
+use crate::profile::memory_over_time::MemoryOverTime;
 use crate::profile::resident::ResidentMemory;
 
 pub mod common;
@@ -248,6 +249,11 @@ pub trait Backend {
     /// What resident memory has become so far, as [`Backend::memory_accounts`] returns it in the end.
     fn memory_accounts_so_far(&self) -> Vec<ResidentMemory> {
         Vec::new()
+    }
+
+    /// After [`Backend::stop`]: how much resident memory there was when, with [`Mode::Rss`]; times of CLOCK_MONOTONIC.
+    fn memory_over_time(&mut self) -> MemoryOverTime {
+        MemoryOverTime::default()
     }
 
     /// While sampling: threads that may sleep, listed since the last call, where the backend does not read their stacks. Their

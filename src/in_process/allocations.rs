@@ -11,6 +11,7 @@ use rustc_hash::FxHashMap;
 
 use crate::capture::signal;
 use crate::event::Tid;
+use crate::profile::memory_over_time::{MemoryObserver, ObservedMemory};
 use crate::profile::model::{NodeId, Profile};
 use crate::profile::sums::sum_upwards;
 use crate::profile::values::{Amounts, Unit, Value, ValueType};
@@ -240,22 +241,24 @@ fn weight(size: u64, mean: u64) -> f64 {
     1.0 / -(-(size.max(1) as f64) / mean.max(1) as f64).exp_m1()
 }
 
-/// Which of the blocks were live when their estimated bytes were most.
-fn at_peak(blocks: &[Block]) -> Vec<bool> {
+/// What was live when, times in ns as they are in the blocks, and which of the blocks were live when most was.
+fn live_over_time(blocks: &[Block]) -> (MemoryObserver<1>, Vec<bool>) {
     let bytes = |block: &Block| block.size * block.count;
     let begins = blocks.iter().map(|block| (block.time, bytes(block)));
     let ends = blocks.iter().filter(|block| block.end != 0);
     let mut changes: Vec<(u64, f64)> = begins.chain(ends.map(|block| (block.end, -bytes(block)))).collect();
     changes.sort_by_key(|(time, _)| *time);
     let (mut live, mut most, mut peak) = (0.0, 0.0, 0);
+    let mut over_time = MemoryObserver::new([ObservedMemory::Live]);
     for (time, change) in changes {
         live += change;
         if live > most {
             (most, peak) = (live, time);
         }
+        over_time.add(time, [live.round() as u64]);
     }
     let is_live = |block: &Block| block.time <= peak && (block.end == 0 || block.end > peak);
-    blocks.iter().map(is_live).collect()
+    (over_time, blocks.iter().map(is_live).collect())
 }
 
 /// Which of the blocks look like leaks: they live, are older than the youngest tenth of the recording, and their stack has such
@@ -288,11 +291,15 @@ fn add_values(profile: &mut Profile, start: u64, blocks: &[Block]) {
     let duration = (profile.meta.duration * 1e9) as u64;
     let all = vec![true; blocks.len()];
     let live = blocks.iter().map(|block| block.end == 0).collect();
+    let (mut over_time, at_peak) = live_over_time(blocks);
+    over_time.extend_to(start.saturating_add(duration));
+    profile.meta.memory_over_time = over_time.finish().of_profile(start, duration);
     let columns = [
         (ValueType::ALLOC_BYTES, &all),
         (ValueType::ALLOCS, &all),
         (ValueType::LIVE_BYTES, &live),
-        (ValueType::PEAK_BYTES, &at_peak(blocks)),
+        (ValueType::LIVE_ALLOCS, &live),
+        (ValueType::PEAK_BYTES, &at_peak),
         (ValueType::LEAKED_BYTES, &leaked(blocks, &nodes, start, duration)),
     ];
     for (kind, is_counted) in columns {
@@ -364,6 +371,7 @@ mod tests {
             values: vec![Value::per_count(ValueType::SAMPLES, 1)],
             ..Profile::default()
         };
+        profile.meta.duration = 1e-6;
         // The first is freed before the third comes; the last has no sample.
         let blocks = [
             block(110, 125, 100.0),
@@ -372,10 +380,14 @@ mod tests {
             block(131, 0, 1.0),
         ];
         add_values(&mut profile, 100, &blocks);
+        let over_time = &profile.meta.memory_over_time;
+        assert_eq!(over_time.times, [20, 1000]);
+        assert_eq!(over_time.amounts, [(ObservedMemory::Live, vec![220, 22])]);
         for (name, nodes, samples) in [
             ("alloc_bytes", [322, 320, 120], [200, 20, 100]),
             ("allocs", [8, 6, 4], [2, 2, 2]),
             ("live_bytes", [22, 20, 20], [0, 20, 0]),
+            ("live_allocs", [4, 2, 2], [0, 2, 0]),
             ("peak_bytes", [220, 220, 20], [200, 20, 0]),
             ("leaked_bytes", [0, 0, 0], [0, 0, 0]),
         ] {

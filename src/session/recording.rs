@@ -250,6 +250,9 @@ impl Recording {
         // Threads that have got a CPU meanwhile have handed in the samples of their last waits.
         failure = failure.or(self.drain(until).err());
         let memory = self.backend.memory_accounts();
+        let memory_over_time = self.backend.memory_over_time();
+        let lasted = duration.as_nanos().try_into().unwrap_or(u64::MAX);
+        let memory_over_time = memory_over_time.of_profile(self.start.time, lasted);
         let Session {
             files,
             activities,
@@ -266,6 +269,7 @@ impl Recording {
         let meta = Meta {
             sampling_cpu: sys::clock::process_cpu_time().saturating_sub(self.start.cpu) as f64 * 1e-9,
             memory: timed_from(memory, self.start.time),
+            memory_over_time,
             ..self.meta_of(&counts, duration)
         };
         self.session.update_thread_names();

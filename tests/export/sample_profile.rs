@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use nativeprof::profile::measure::Measure;
+use nativeprof::profile::memory_over_time::MemoryOverTime;
 use nativeprof::profile::model::{
     Frame, FrameKind, MergedRecording, Meta, ModuleMeta, Node, NodeId, Profile, Quality, StopSummary, TimelineSample,
 };
@@ -293,6 +294,7 @@ pub fn golden() -> Profile {
         ],
         lags: Vec::new(),
         memory: Vec::new(),
+        memory_over_time: MemoryOverTime::default(),
         merged_from: vec![MergedRecording {
             name: "a </script>.json".to_string(),
             command: "python \u{1b}a.py".to_string(),

@@ -93,6 +93,7 @@ fn meta(meta: &Meta, from: u64, to: u64) -> Meta {
         duration: (to - from) as f64 / 1e9,
         lags: meta.lags.iter().filter(is_within).map(moved).collect(),
         memory: Vec::new(),
+        memory_over_time: meta.memory_over_time.between(from, to),
         modules: modules.collect(),
         quality: Quality::default(),
         target_cpu: 0.0,

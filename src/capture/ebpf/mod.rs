@@ -28,6 +28,7 @@ use super::{Backend, Buffering, Mode, OpenInterval, SampleCounts, SamplingOption
 use crate::cpython_layout::TargetLayout;
 use crate::error::{Error, Result};
 use crate::event::{Event, Pid, Sample, Tid};
+use crate::profile::memory_over_time::MemoryOverTime;
 use crate::profile::resident::ResidentMemory;
 use crate::sys;
 
@@ -436,6 +437,7 @@ impl Backend for EbpfBackend {
             for pid in &self.known {
                 rss.begin(&self.bpf, *pid)?;
             }
+            rss.observe(began);
         }
         self.start_events()
     }
@@ -463,6 +465,9 @@ impl Backend for EbpfBackend {
         sys::files::poll(&fds, wait.min(max_wait)).map_err(|e| Error::io("cannot wait for samples", e))?;
         if let Some(off_cpu) = &mut self.off_cpu {
             off_cpu.examine();
+        }
+        if let Some(rss) = &mut self.rss {
+            rss.observe(sys::clock::now());
         }
         // What is newer than this may have older samples that were not in the ring yet when it was read.
         let known_until = if self.stopped { u64::MAX } else { sys::clock::now() };
@@ -533,7 +538,7 @@ impl Backend for EbpfBackend {
             off_cpu.end(end, period(self.options.rate), self.options.off_cpu.min_blocked);
         }
         if let Some(rss) = &mut self.rss {
-            rss.stop();
+            rss.stop(end);
         }
         self.events.stop();
         self.times.read(true);
@@ -554,6 +559,12 @@ impl Backend for EbpfBackend {
 
     fn memory_accounts_so_far(&self) -> Vec<ResidentMemory> {
         self.rss.as_ref().map_or(Vec::new(), Rss::accounts_so_far)
+    }
+
+    fn memory_over_time(&mut self) -> MemoryOverTime {
+        self.rss
+            .as_mut()
+            .map_or_else(MemoryOverTime::default, Rss::take_over_time)
     }
 
     fn exceeded_limits(&self) -> Vec<String> {

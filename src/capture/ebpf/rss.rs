@@ -15,6 +15,7 @@ use super::object;
 use super::rss_budget::{Budget, BudgetTimes};
 use crate::error::{Error, ErrorKind, Result};
 use crate::event::{PAGE, Pid};
+use crate::profile::memory_over_time::{MemoryObserver, MemoryOverTime, ObservedMemory};
 use crate::profile::resident::{MemoryChanges, MemoryPeak, ResidentMemory};
 use crate::sys;
 use crate::sys::procfs;
@@ -44,6 +45,10 @@ const BEGUN: u32 = 0;
 const UNKNOWN_KERNEL: u32 = 1;
 const NO_ROOM: u32 = 2;
 const CHANGED: u32 = 3;
+/// Shortest time between two observations of one process, and of several, ns: reading the counters of many takes a while.
+const OBSERVATION_INTERVAL: u64 = 10_000_000;
+const LONG_OBSERVATION_INTERVAL: u64 = 200_000_000;
+const OBSERVED: [ObservedMemory; 3] = [ObservedMemory::Anonymous, ObservedMemory::File, ObservedMemory::Shared];
 /// How often the counters of a process may be read, while they change.
 const MAX_READS: usize = 100;
 
@@ -94,6 +99,10 @@ pub struct Rss {
     ended: Vec<ResidentMemory>,
     /// Processes that there was no room for when they were attached to.
     refused: u64,
+    over_time: MemoryObserver<{ OBSERVED.len() }>,
+    /// When memory is observed next, ns.
+    next_observation: u64,
+    is_stopped: bool,
 }
 
 impl Rss {
@@ -132,6 +141,9 @@ impl Rss {
             measured: FxHashMap::default(),
             ended: Vec::new(),
             refused: 0,
+            over_time: MemoryObserver::new(OBSERVED),
+            next_observation: 0,
+            is_stopped: false,
         };
         // Our own process: so a kernel that counts in another way is refused now.
         let own = std::process::id();
@@ -216,8 +228,48 @@ impl Rss {
         self.measured.remove(&pid);
     }
 
-    /// Stops: what changes from here on is not counted.
-    pub fn stop(&mut self) {
+    /// Observes how much memory there is now (ns), if it is time.
+    pub fn observe(&mut self, now: u64) {
+        if self.is_stopped || now < self.next_observation {
+            return;
+        }
+        let interval = if self.spaces.len() > SPACES_OF_ONE {
+            LONG_OBSERVATION_INTERVAL
+        } else {
+            OBSERVATION_INTERVAL
+        };
+        // Of a long recording, few points are kept.
+        self.next_observation = now + interval.max(self.over_time.step() / 8);
+        let mut sums = None;
+        for at in 0..self.spaces.len() {
+            let Ok(space) = self.spaces.get(&at, 0) else { continue };
+            if space[0] <= ENDED {
+                continue;
+            }
+            let Ok(parts) = self.parts.get(&at, 0) else { continue };
+            let account = account(&space, &parts);
+            let amounts = [account.anonymous.end(), account.file.end(), account.shared.end()];
+            let sums = sums.get_or_insert([0u64; OBSERVED.len()]);
+            for (sum, amount) in sums.iter_mut().zip(amounts) {
+                *sum = sum.saturating_add(amount);
+            }
+        }
+        // Where no process is left, there is nothing to observe.
+        if let Some(sums) = sums {
+            self.over_time.add(now, sums);
+        }
+    }
+
+    /// What was observed; once.
+    pub fn take_over_time(&mut self) -> MemoryOverTime {
+        std::mem::replace(&mut self.over_time, MemoryObserver::new(OBSERVED)).finish()
+    }
+
+    /// Stops now (ns): what changes from here on is not counted.
+    pub fn stop(&mut self, now: u64) {
+        self.next_observation = 0;
+        self.observe(now);
+        self.is_stopped = true;
         let mut observed: FxHashSet<Pid> = (0..self.spaces.len())
             .filter_map(|at| self.spaces.get(&at, 0).ok())
             .filter(|space| space[0] > ENDED)

@@ -1,8 +1,9 @@
-//! Reads the accounts of resident memory.
+//! Reads the accounts of resident memory, and memory over time.
 
 use serde_json::{Map, Value};
 
 use super::number;
+use crate::memory_over_time::{MAX_POINTS, MemoryOverTime, OBSERVED};
 use crate::resident::{MemoryChanges, MemoryPeak, ResidentMemory};
 
 /// One entry of the list; what is missing is 0.
@@ -32,10 +33,31 @@ pub fn read(map: &mut Map<String, Value>) -> ResidentMemory {
     }
 }
 
+/// Memory over time; nothing if times descend, or columns do not fit them.
+pub fn read_over_time(value: Option<Value>) -> MemoryOverTime {
+    let column = |key: &str| {
+        let numbers = value.as_ref()?.get(key)?.as_array()?;
+        numbers.iter().map(Value::as_u64).collect::<Option<Vec<u64>>>()
+    };
+    let times = column("time_ns").filter(|times| times.is_sorted() && times.len() <= MAX_POINTS);
+    let Some(times) = times else {
+        return MemoryOverTime::default();
+    };
+    let amounts = OBSERVED.iter().filter_map(|(kind, key)| {
+        let column = column(key).filter(|column| column.len() == times.len())?;
+        Some((*kind, column))
+    });
+    MemoryOverTime {
+        amounts: amounts.collect(),
+        times,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::json;
+    use crate::memory_over_time::ObservedMemory;
     use crate::model::{Frame, FrameKind, Meta, Node, Profile};
 
     #[test]
@@ -64,6 +86,13 @@ mod tests {
         let profile = Profile {
             meta: Meta {
                 memory: vec![account, ended],
+                memory_over_time: MemoryOverTime {
+                    times: vec![0, 5, 5],
+                    amounts: vec![
+                        (ObservedMemory::Anonymous, vec![1, 2, 3]),
+                        (ObservedMemory::Shared, vec![4, 5, u64::MAX]),
+                    ],
+                },
                 ..Meta::default()
             },
             frames: vec![Frame::new(FrameKind::Root, "root")],
@@ -74,6 +103,26 @@ mod tests {
         json::write(&profile, &mut bytes).expect("a vector can be written");
         let read = json::read(&bytes).expect("what was written can be read");
         assert_eq!(read.meta.memory, profile.meta.memory);
+        assert_eq!(read.meta.memory_over_time, profile.meta.memory_over_time);
         assert_eq!(account.total().end(), 60 + 63 + 69 - 66 - 72);
+    }
+
+    #[test]
+    fn forged_memory_over_time_is_not_taken() {
+        let read = |text: &str| read_over_time(serde_json::from_str(text).ok());
+        for text in [
+            "[]",
+            "{}",
+            r#"{"time_ns":7}"#,
+            r#"{"time_ns":[2,1],"live_bytes":[1,2]}"#,
+            r#"{"time_ns":[-1]}"#,
+            r#"{"time_ns":["1"]}"#,
+        ] {
+            assert!(read(text).is_empty(), "{text}");
+        }
+        let long = vec!["1"; MAX_POINTS + 1].join(",");
+        assert!(read(&format!(r#"{{"time_ns":[{long}]}}"#)).is_empty());
+        let read = read(r#"{"time_ns":[1,2],"live_bytes":[1],"file_bytes":[3,4],"other_bytes":[5,6]}"#);
+        assert_eq!(read.amounts, [(ObservedMemory::File, vec![3, 4])]);
     }
 }

@@ -400,6 +400,7 @@ impl<'a> JsonReader<'a> {
             }),
             lags: objects(map.remove("lags"), lags::read),
             memory: objects(map.remove("memory"), memory::read),
+            memory_over_time: memory::read_over_time(map.remove("memory_over_time")),
             machine: machine(map.remove("machine")),
             version: take_string(&mut map, "version"),
             event: take_string(&mut map, "event"),

@@ -1,7 +1,8 @@
-//! Writes the accounts of resident memory.
+//! Writes the accounts of resident memory, and memory over time.
 
 use std::io::{self, Write};
 
+use crate::memory_over_time::{MemoryOverTime, OBSERVED};
 use crate::resident::{MemoryChanges, ResidentMemory};
 
 /// Writes `,"memory":[...]`, if there are any.
@@ -38,4 +39,27 @@ pub fn write(accounts: &[ResidentMemory], out: &mut impl Write) -> io::Result<()
         out.write_all(b"}")?;
     }
     out.write_all(if accounts.is_empty() { b"" } else { b"]" })
+}
+
+/// Writes `,"memory_over_time":{...}`, if anything is known.
+pub fn write_over_time(observed: &MemoryOverTime, out: &mut impl Write) -> io::Result<()> {
+    if observed.is_empty() {
+        return Ok(());
+    }
+    out.write_all(b",\"memory_over_time\":{\"time_ns\":[")?;
+    write_numbers(&observed.times, out)?;
+    for (kind, key) in OBSERVED {
+        for (_, column) in observed.amounts.iter().filter(|(of, _)| *of == kind).take(1) {
+            write!(out, "],\"{key}\":[")?;
+            write_numbers(column, out)?;
+        }
+    }
+    out.write_all(b"]}")
+}
+
+fn write_numbers(numbers: &[u64], out: &mut impl Write) -> io::Result<()> {
+    for (at, number) in numbers.iter().enumerate() {
+        write!(out, "{}{number}", if at == 0 { "" } else { "," })?;
+    }
+    Ok(())
 }

@@ -97,7 +97,8 @@ pub(crate) fn write_meta(meta: &Meta, out: &mut impl Write) -> io::Result<()> {
     }
     out.write_all(if meta.merged_from.is_empty() { b"" } else { b"]" })?;
     lags::write(&meta.lags, out)?;
-    memory::write(&meta.memory, out)
+    memory::write(&meta.memory, out)?;
+    memory::write_over_time(&meta.memory_over_time, out)
 }
 
 /// What is known of the machine; nothing if nothing is.
