@@ -60,3 +60,33 @@ export async function open(context, file) {
   await page.waitForFunction(() => document.documentElement.dataset.ready !== undefined, null, { timeout: 20000 });
   return { page, complaints };
 }
+
+// After what was requested has been drawn.
+export const settled = (page) => page.evaluate(() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done))));
+
+// The name under the mouse at a position of a canvas, in CSS pixels; the lines of its tooltip.
+export async function under(page, canvas, x, y) {
+  const box = await page.locator(canvas).boundingBox();
+  await page.mouse.move(box.x + x, box.y + y);
+  await settled(page);
+  return page.evaluate(() => {
+    const tip = document.getElementById("tooltip");
+    return tip.hidden ? null : [...tip.children].map((line) => line.textContent);
+  });
+}
+
+// Number of pixels of a canvas with a color.
+export const pixels = (page, canvas, hex) =>
+  page.$eval(
+    canvas,
+    (element, hex) => {
+      const copy = new OffscreenCanvas(element.width, element.height).getContext("2d", { willReadFrequently: true });
+      copy.drawImage(element, 0, 0);
+      const { data } = copy.getImageData(0, 0, element.width, element.height);
+      const wanted = [1, 3, 5].map((at) => parseInt(hex.slice(at, at + 2), 16));
+      let n = 0;
+      for (let i = 0; i < data.length; i += 4) if (wanted.every((c, k) => Math.abs(c - data[i + k]) < 3)) n++;
+      return n;
+    },
+    hex,
+  );

@@ -5,7 +5,7 @@
 import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";
 import { join } from "node:path";
-import { launch, open } from "./browser.mjs";
+import { launch, open, pixels, settled, under } from "./browser.mjs";
 
 const directory = process.argv[2];
 const facts = JSON.parse(readFileSync(join(directory, "known.json"), "utf8"));
@@ -23,8 +23,6 @@ function expected(keepSample = () => true, keepFrame = () => true) {
   return { all, taken };
 }
 
-const settled = (page) => page.evaluate(() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done))));
-
 // Contents of the table.
 async function table(page) {
   await page.click("#tab-table");
@@ -39,17 +37,6 @@ async function shows(page, { all, taken }) {
   assert.deepEqual(await table(page), all);
   const text = await page.textContent("#shown");
   assert.equal(Number(text.split(" ")[0].replaceAll(",", "")), taken, text);
-}
-
-// The name under the mouse at a position of a canvas, in CSS pixels; the lines of its tooltip.
-async function under(page, canvas, x, y) {
-  const box = await page.locator(canvas).boundingBox();
-  await page.mouse.move(box.x + x, box.y + y);
-  await settled(page);
-  return page.evaluate(() => {
-    const tip = document.getElementById("tooltip");
-    return tip.hidden ? null : [...tip.children].map((line) => line.textContent);
-  });
 }
 
 // Position of a function in a row of the flame graph.
@@ -67,22 +54,6 @@ async function clickAt(page, canvas, { x, y }) {
   await page.mouse.click(box.x + x, box.y + y);
   await settled(page);
 }
-
-// Number of pixels of a canvas with a color.
-const pixels = (page, canvas, hex) =>
-  page.$eval(
-    canvas,
-    (element, hex) => {
-      const copy = new OffscreenCanvas(element.width, element.height).getContext("2d", { willReadFrequently: true });
-      copy.drawImage(element, 0, 0);
-      const { data } = copy.getImageData(0, 0, element.width, element.height);
-      const wanted = [1, 3, 5].map((at) => parseInt(hex.slice(at, at + 2), 16));
-      let n = 0;
-      for (let i = 0; i < data.length; i += 4) if (wanted.every((c, k) => Math.abs(c - data[i + k]) < 3)) n++;
-      return n;
-    },
-    hex,
-  );
 
 const FLAME = "#panel-flame canvas";
 const tests = {

@@ -64,6 +64,29 @@ async function look(page, where) {
   report(where, [...(await page.evaluate(cut)).map((text) => `cut: ${text}`), ...wrong]);
 }
 
+// All parts of a census, and one that is open.
+async function lookAtCensus(context, file, scheme) {
+  const { page, complaints } = await open(context, join(directory, file));
+  await page.evaluate(axe);
+  for (const size of [{ width: 400, height: 700 }, ...SIZES]) {
+    await page.setViewportSize(size);
+    const name = (what) => `${basename(file, ".html")}-${what}-${size.width}-${scheme}`;
+    await look(page, name("all"));
+    await page.focus("#map .box");
+    await page.keyboard.press("Enter");
+    await look(page, name("part"));
+    await page.fill("#search", "no such type");
+    await look(page, name("empty"));
+    await page.press("#search", "Escape");
+    await page.keyboard.press("?");
+    await look(page, name("help"));
+    await page.keyboard.press("Escape");
+    await page.keyboard.press("Escape");
+  }
+  report(`${file} ${scheme}`, complaints);
+  await page.close();
+}
+
 async function lookAtPage(context, file, scheme) {
   const { page, complaints } = await open(context, join(directory, file));
   const tabs = await page.$$eval("#tabs button", (all) => all.map((tab) => tab.id));
@@ -79,6 +102,7 @@ async function lookAtPage(context, file, scheme) {
     // With a function selected, a search, and filters.
     await page.click("#tab-table");
     await page.click("#panel-table .rows-body .row >> nth=1");
+    if (await page.isVisible("#lanes")) await page.evaluate(() => globalThis.nativeprof.page.timeline?.choose(1e6, 3e6));
     await page.fill("#search", "e");
     await page.press("#search", "Enter");
     if (await page.isVisible("[data-kind]")) await page.click("[data-kind] >> nth=-1");
@@ -102,6 +126,7 @@ async function lookAtPage(context, file, scheme) {
       await page.keyboard.press("Escape");
     }
     await page.keyboard.press("y");
+    await page.evaluate(() => globalThis.nativeprof.page.timeline?.choose(0, Infinity));
   }
   report(`${file} ${scheme}`, complaints);
   await page.close();
@@ -123,7 +148,10 @@ async function lookAtImage(context, file, scheme) {
 
 for (const colorScheme of ["light", "dark"]) {
   const browser = await launch({ colorScheme });
-  for (const file of files) await (file.endsWith(".svg") ? lookAtImage : lookAtPage)(browser.context, file, colorScheme);
+  for (const file of files) {
+    const looking = file.endsWith(".svg") ? lookAtImage : file === "census.html" ? lookAtCensus : lookAtPage;
+    await looking(browser.context, file, colorScheme);
+  }
   await browser.close();
 }
 process.exit(failed ? 1 : 0);

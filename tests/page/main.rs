@@ -1,6 +1,7 @@
 //! The exported page in a real browser: `drive.mjs` clicks, types and reads it, and compares what it shows with the
 //! samples given to it here.
 
+mod memory;
 #[allow(dead_code)]
 #[path = "../export/sample_profile.rs"]
 mod sample_profile;
@@ -529,6 +530,14 @@ fn page_in_a_browser() {
     run("drive.mjs", &directory, &[]);
 }
 
+/// Memory over time, and the page of a census.
+#[test]
+fn memory_in_a_browser() {
+    let directory = pages("memory");
+    memory::write(&directory);
+    run("memory.mjs", &directory, &[]);
+}
+
 /// In small windows and usual ones, light and dark: nothing is cut, and everyone can use it.
 #[test]
 fn looks() {
@@ -536,9 +545,13 @@ fn looks() {
     write(directory.join("everything.html"), &everything(&directory));
     write(directory.join("everything.svg"), &everything(&directory));
     comparison(&directory);
-    run(
-        "looks.mjs",
-        &directory,
-        &["everything.html", "comparison.html", "everything.svg"],
-    );
+    memory::write(&directory);
+    let files = [
+        "everything.html",
+        "comparison.html",
+        "everything.svg",
+        "resident.html",
+        "census.html",
+    ];
+    run("looks.mjs", &directory, &files);
 }

@@ -1,18 +1,5 @@
 // Unpacks the profile that data.rs packed into typed arrays.
 
-async function unpack(base64) {
-  let packed;
-  if (Uint8Array.fromBase64) {
-    packed = Uint8Array.fromBase64(base64);
-  } else {
-    const text = atob(base64);
-    packed = new Uint8Array(text.length);
-    for (let i = 0; i < text.length; i++) packed[i] = text.charCodeAt(i);
-  }
-  const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("deflate"));
-  return new Uint8Array(await new Response(stream).arrayBuffer());
-}
-
 // Reads columns of LEB128 numbers. They may exceed 32 bits, so no shifts.
 function columnReader(bytes, at) {
   return (length, Type) => {
@@ -35,12 +22,6 @@ function moduleOf(kind, file, module) {
   if (kind !== "python") return module;
   const inside = /.*\/(?:site-packages|dist-packages|python3\.\d+t?)\/([^/]+)/.exec(file);
   return inside ? inside[1] : baseName(file);
-}
-
-function cleanAll(value) {
-  if (typeof value === "string") return clean(value);
-  if (value && typeof value === "object") for (const key of Object.keys(value)) value[key] = cleanAll(value[key]);
-  return value;
 }
 
 // Text of a source file, or of parts of it.

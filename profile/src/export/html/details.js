@@ -106,13 +106,17 @@ class Details {
     const own = this.ownFunctions();
     element.replaceChildren(
       ...(own ?? []),
-      el("h2", { text: "Time by kind of code" }),
+      el("h2", { text: this.kindsTitle() }),
       bar,
       list,
       el("h3", { text: "Top functions (self)" }),
       this.links(hot.slice(0, 12).map((i) => [i, model.totals.self[i]]), model.total),
       el("p", { class: "hint", text: "Select a function to see its lines, callers and callees." }),
     );
+  }
+
+  kindsTitle() {
+    return `${this.model.value.unit === "bytes" ? "Memory" : "Time"} by kind of code`;
   }
 
   // The list that the page begins with, and its titles.
@@ -131,7 +135,7 @@ class Details {
   // Leads back from a function to what is shown while none is selected.
   crumb() {
     const { model } = this;
-    const back = model.comparison ? "What changed" : model.ownFunctions().length ? model.ownTitle() : "Time by kind of code";
+    const back = model.comparison ? "What changed" : model.ownFunctions().length ? model.ownTitle() : this.kindsTitle();
     return el("nav", { class: "crumb", "aria-label": "Back" }, el("button", { class: "bare", title: `Back to "${back}" (y)`, text: `‹ ${back}`, onclick: () => this.actions.overview() }));
   }
 

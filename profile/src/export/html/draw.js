@@ -59,6 +59,7 @@ class Palette {
       return { base: value("--" + kind), tints, dimmed: mix(base, bare, 0.72), crowd: mix(base, bare, 0.35) };
     };
     this.kinds = this.model.profile.kinds.map(shades);
+    this.memory = Object.fromEntries(MEMORY_KINDS.map(({ color }) => [color, value("--memory-" + color)]));
     this.states = STATES.map((state) => value("--state-" + state));
     this.changes = changeColors(value, mix, rgb);
     this.categories = this.model.profile.categories.map((label) => shades(label ? categoryClass(label) : "root"));

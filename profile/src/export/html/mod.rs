@@ -7,11 +7,13 @@
 //! The page has shortened names and microseconds, and may show a view of the profile. So that no data is lost, the complete
 //! profile is embedded, too, as `json.gz` in base64, after the script: browsers skip it. [`saved`] finds it.
 
+mod census;
 mod comparison;
 mod data;
 mod lags;
 mod waits;
 
+pub use census::write_census;
 pub use comparison::Comparison;
 
 use std::io::{self, Write};
@@ -25,11 +27,13 @@ use crate::json;
 use crate::model::Profile;
 
 const PAGE: &str = include_str!("page.html");
-const STYLE: &str = include_str!("page.css");
+const STYLE: &str = concat!(include_str!("base.css"), include_str!("page.css"));
 
 /// In the order of their definitions; a function around them keeps their names private.
 const SCRIPTS: &[&str] = &[
     include_str!("text.js"),
+    include_str!("unpack.js"),
+    include_str!("tooltip.js"),
     include_str!("data.js"),
     include_str!("tree.js"),
     include_str!("workers.js"),
@@ -38,6 +42,7 @@ const SCRIPTS: &[&str] = &[
     include_str!("boxes.js"),
     include_str!("chart.js"),
     include_str!("timeline.js"),
+    include_str!("memory.js"),
     include_str!("rows.js"),
     include_str!("comparison.js"),
     include_str!("source.js"),
@@ -108,29 +113,48 @@ fn find(bytes: &[u8], text: &[u8]) -> Option<usize> {
 }
 
 fn write_packed(packed: &[u8], saved: &[u8], out: &mut dyn Write) -> io::Result<()> {
-    let script = format!("(() => {{\n\"use strict\";\n{}}})();\n", SCRIPTS.concat());
-    let policy = format!(
-        "default-src 'none'; script-src {}; style-src {}; img-src data:; base-uri 'none'; form-action 'none'; \
-         require-trusted-types-for 'script'; trusted-types 'none'",
-        source_of(&script),
-        source_of(STYLE)
-    );
     let (packed, saved) = (BASE64_STANDARD.encode(packed), BASE64_STANDARD.encode(saved));
-    let mut rest = PAGE;
-    for (place, text) in [
-        ("{policy}", policy.as_str()),
-        ("{style}", STYLE),
-        ("{profile}", &packed),
-        ("{script}", &script),
-        ("{saved}", &saved),
-    ] {
-        let (before, after) = rest.split_once(place).unwrap_or((rest, ""));
-        out.write_all(before.as_bytes())?;
-        out.write_all(text.as_bytes())?;
-        rest = after;
+    let document = Document {
+        template: PAGE,
+        style: STYLE,
+        scripts: SCRIPTS,
+    };
+    document.write(&packed, &[("{saved}", &saved)], out)
+}
+
+/// A page without its data.
+struct Document<'a> {
+    template: &'a str,
+    style: &'a str,
+    scripts: &'a [&'a str],
+}
+
+impl Document<'_> {
+    /// Writes it with its data, which are base64, and what else comes after them in the template.
+    fn write(&self, data: &str, others: &[(&str, &str)], out: &mut dyn Write) -> io::Result<()> {
+        let script = format!("(() => {{\n\"use strict\";\n{}}})();\n", self.scripts.concat());
+        let policy = format!(
+            "default-src 'none'; script-src {}; style-src {}; img-src data:; base-uri 'none'; form-action 'none'; \
+             require-trusted-types-for 'script'; trusted-types 'none'",
+            source_of(&script),
+            source_of(self.style)
+        );
+        let places = [
+            ("{policy}", policy.as_str()),
+            ("{style}", self.style),
+            ("{profile}", data),
+            ("{script}", &script),
+        ];
+        let mut rest = self.template;
+        for (place, text) in places.iter().chain(others) {
+            let (before, after) = rest.split_once(place).unwrap_or((rest, ""));
+            out.write_all(before.as_bytes())?;
+            out.write_all(text.as_bytes())?;
+            rest = after;
+        }
+        out.write_all(rest.as_bytes())?;
+        out.flush()
     }
-    out.write_all(rest.as_bytes())?;
-    out.flush()
 }
 
 /// The source expression of this text in a content security policy.

@@ -47,6 +47,8 @@ class Timeline {
       field.addEventListener("change", () => this.typed());
     }
     this.listen();
+    const { memory_over_time: observed } = model.profile.meta;
+    this.memory = observed?.time_ns.length > 1 ? new MemoryChart(this) : null;
     new ResizeObserver(() => this.redraw()).observe(this.plot);
   }
 
@@ -177,6 +179,15 @@ class Timeline {
       c.fillStyle = colors.line;
       c.fillRect(0, (lane + 1) * TRACK - 1, width, 1);
     });
+    this.paintRange(c, width, height);
+    this.memory?.paint();
+    this.paintAxis();
+  }
+
+  // What is selected, and the place of the mouse.
+  paintRange(c, width, height) {
+    const { model } = this;
+    const { colors } = this.palette;
     const range = this.drag ?? model.range;
     if (range) {
       const [left, right] = range.map((t) => (t / model.whole) * width);
@@ -195,7 +206,6 @@ class Timeline {
       c.fillStyle = colors.dim;
       c.fillRect(Math.round(this.hover), 0, 1, height);
     }
-    this.paintAxis();
   }
 
   paintAxis() {
@@ -233,8 +243,9 @@ class Timeline {
     [...this.labels.querySelectorAll("input")].forEach((box, i) => (box.checked = !model.threads || model.threads.has(this.tracks[i])));
   }
 
-  listen() {
-    const { canvas, model } = this;
+  // Lets the mouse select a range on a canvas, and say what is there.
+  select(canvas, describe) {
+    const { model } = this;
     const at = (event) => {
       const box = canvas.getBoundingClientRect();
       return Math.min(1, Math.max(0, (event.clientX - box.left) / this.width)) * model.whole;
@@ -257,7 +268,7 @@ class Timeline {
       if (start !== null) {
         this.drag = [Math.min(start, t), Math.max(start, t)];
         tooltip.show([`${duration(this.drag[1] - this.drag[0])}`, `${(this.drag[0] / 1e6).toFixed(3)} s to ${(this.drag[1] / 1e6).toFixed(3)} s`], event.clientX, event.clientY);
-      } else tooltip.show(this.describe(t, event.clientY - box.top), event.clientX, event.clientY);
+      } else tooltip.show(describe(t, event.clientY - box.top), event.clientX, event.clientY);
       this.redraw();
     });
     canvas.addEventListener("pointerup", () => {
@@ -274,6 +285,11 @@ class Timeline {
       this.redraw();
     });
     canvas.addEventListener("dblclick", () => this.choose(0, model.whole));
+  }
+
+  listen() {
+    const { canvas, model } = this;
+    this.select(canvas, (t, y) => this.describe(t, y));
     canvas.addEventListener("keydown", (event) => {
       const [from, to] = model.range ?? [0, model.whole];
       const step = model.whole / 50;
