@@ -40,6 +40,21 @@ fn parts(heap: &Value) -> BTreeMap<String, u64> {
     parts
 }
 
+/// The bytes of each type are divided among parts; sums of the types by part.
+fn parts_of_types(heap: &Value) -> BTreeMap<String, u64> {
+    let mut sums = BTreeMap::new();
+    for row in heap["types"].as_array().expect("types") {
+        let bytes = number(&row["bytes"][0]);
+        let parts = row["parts"].as_object().expect("parts");
+        let divided: u64 = parts.values().map(number).sum();
+        assert!(divided.abs_diff(bytes) <= bytes / 100 + 1024, "{row}");
+        for (part, bytes) in parts {
+            *sums.entry(part.clone()).or_default() += number(bytes);
+        }
+    }
+    sums
+}
+
 /// What the kernel says of a process: its resident memory, the memory of its page tables and its page faults.
 fn kernel_view(pid: u32) -> (u64, String, String) {
     let read = |name: &str| fs::read(format!("/proc/{pid}/{name}")).expect("it runs");
@@ -263,6 +278,70 @@ fn programs_without_python_have_c_parts() {
         assert!(pools.is_null() && types.is_some_and(Vec::is_empty));
         let text = printed(&["heap", &target.pid().to_string()]);
         assert!(text.contains("no Python found"), "{text}");
+    }
+}
+
+/// A census is written as what the name of its file says; a saved one is exported as a page.
+#[test]
+fn a_census_is_written_to_a_file() {
+    let scratch = Scratch::new();
+    let target = Program::start(python().script("heap_objects.py"));
+    let pid = target.pid().to_string();
+    let name = |path: &std::path::Path| path.to_str().expect("a path").to_string();
+    let [page, json, text] = ["heap.html", "heap.json", "heap.txt"].map(|file| scratch.path(file));
+    for path in [&page, &json, &text] {
+        printed(&["heap", &pid, "--all", "-o", &name(path)]);
+    }
+    let census: Value = serde_json::from_slice(&fs::read(&json).expect("a file")).expect("JSON");
+    let (whole, of_types) = (parts(&census), parts_of_types(&census));
+    // Nearly all of Python's own memory is that of types; what they have in the C heap is some of it.
+    let share = of_types["python_objects"] as f64 / whole["python_objects"] as f64;
+    assert!((0.9..1.05).contains(&share), "{of_types:?} {whole:?}");
+    assert!(
+        of_types["c_in_use"] <= whole["c_in_use"] * 21 / 20,
+        "{of_types:?} {whole:?}"
+    );
+    assert!(fs::read_to_string(&text).expect("text").contains("C heap: in use"));
+    let is_page = |path: &std::path::Path| fs::read_to_string(path).expect("text").starts_with("<!doctype html>");
+    assert!(is_page(&page) && printed(&["heap", &pid, "-f", "html"]).starts_with("<!doctype html>"));
+    // No other user may read values of --sample.
+    use std::os::unix::fs::PermissionsExt;
+    assert_eq!(fs::metadata(&page).expect("a file").permissions().mode() & 0o777, 0o600);
+    let exported = scratch.path("exported.html");
+    printed(&["export", &name(&json), "-o", &name(&exported)]);
+    assert!(is_page(&exported));
+    assert!(printed(&["export", &name(&json), "-f", "html", "-o", "-"]).starts_with("<!doctype html>"));
+    for (words, code, part) in [
+        (
+            vec!["export", "heap.json", "-o", "heap.svg"],
+            2,
+            "exported as a page only",
+        ),
+        (vec!["export", "heap.json", "-f", "svg"], 2, "exported as a page only"),
+        (
+            vec!["heap", &pid, "-o", "heap.png"],
+            2,
+            "supported extensions: .html, .json, .txt",
+        ),
+        (
+            vec!["heap", &pid, "-f", "html", "--every", "1"],
+            2,
+            "a page shows one census",
+        ),
+        (
+            vec!["heap", &pid, "-o", "no/heap.html"],
+            1,
+            "directory no does not exist",
+        ),
+    ] {
+        let mut command = nativeprof(&words);
+        let done = command
+            .current_dir(scratch.directory())
+            .output()
+            .expect("nativeprof starts");
+        let said = String::from_utf8_lossy(&done.stderr);
+        assert_eq!(done.status.code(), Some(code), "{words:?}: {said}");
+        assert!(said.contains(part), "{words:?}: {said}");
     }
 }
 

@@ -7,7 +7,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::estimate::Estimate;
 use super::glibc::{self, Arena, Block, Deadline, Glibc, LARGE};
-use super::mappings::{Account, Claim, Part, divide};
+use super::mappings::{Account, Amounts, Claim, Part, divide};
 use super::present::{Present, PresentMemory, PresentSystem};
 use super::python::{self, Counter, Instances, PythonCensus, PythonHeap};
 use super::stacks;
@@ -92,18 +92,36 @@ pub struct TypeUse {
     pub count: Estimate,
     /// With what they own.
     pub bytes: Estimate,
+    /// About how many of these bytes are in which part of the process's memory.
+    pub parts: Amounts,
     pub is_object: bool,
 }
 
 impl TypeUse {
     /// Takes in large blocks whose owners were found by a search. There are about as many objects, but at least one.
-    fn add_owned(&mut self, blocks: u64, bytes: u64) {
+    fn add_owned(&mut self, blocks: Blocks) {
         self.count = Estimate {
-            value: self.count.value.max(blocks),
+            value: self.count.value.max(blocks.count),
             low: self.count.low.max(1),
-            high: self.count.high.max(blocks),
+            high: self.count.high.max(blocks.count),
         };
-        self.bytes = self.bytes + Estimate::exact(bytes);
+        self.bytes = self.bytes + Estimate::exact(blocks.bytes);
+        self.add_part(Part::CLarge, blocks.mapped);
+        self.add_part(Part::CInUse, blocks.bytes.saturating_sub(blocks.mapped));
+    }
+
+    /// Counts bytes as those of a part.
+    fn add_part(&mut self, part: Part, bytes: u64) {
+        if bytes > 0 {
+            let sum = self.parts.entry(part).or_default();
+            *sum = sum.saturating_add(bytes);
+        }
+    }
+
+    /// What is in no other part is in Python's own memory.
+    fn end_parts(&mut self) {
+        let others = self.parts.values().fold(0u64, |sum, part| sum.saturating_add(*part));
+        self.add_part(Part::PythonObjects, self.bytes.value.saturating_sub(others));
     }
 }
 
@@ -276,7 +294,7 @@ impl Census {
                 (Part::PythonFreeBlocks, python.free_blocks.value),
                 (Part::PythonFreePools, python.free_pools.value),
             ]);
-            types = type_uses(python, &large, found);
+            types = type_uses(python, &large, glibc.is_some(), found);
             if python.is_truncated {
                 notes.push("there are more types or large buffers than are counted".into());
             }
@@ -450,8 +468,27 @@ fn large(glibc: Option<&Glibc>, python: Option<&PythonCensus>, objects: &FxHashM
     large
 }
 
-/// Number and bytes of blocks by the type of their owner.
-type OwnedBlocks = BTreeMap<Vec<u8>, (u64, u64)>;
+/// Blocks by the type of their owner.
+type OwnedBlocks = BTreeMap<Vec<u8>, Blocks>;
+
+/// Large blocks of one type.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Blocks {
+    count: u64,
+    bytes: u64,
+    /// Those of the bytes that have mappings of their own.
+    mapped: u64,
+}
+
+impl Blocks {
+    fn add(&mut self, block: &LargeUse) {
+        self.count += 1;
+        self.bytes = self.bytes.saturating_add(block.bytes);
+        if block.is_mapped {
+            self.mapped = self.mapped.saturating_add(block.bytes);
+        }
+    }
+}
 
 /// Why owners may have been missed by a search.
 fn owners_missing(heap: &PythonHeap) -> &'static str {
@@ -477,58 +514,90 @@ fn find_owners(
     let mut found = OwnedBlocks::new();
     for block in large {
         if let Some(name) = owners.names.remove(&block.address) {
-            let sums = found.entry(name.clone()).or_default();
-            *sums = (sums.0 + 1, sums.1.saturating_add(block.bytes));
+            found.entry(name.clone()).or_default().add(block);
             block.owner = Owner::Object(name);
         }
     }
     (found, owners.is_complete)
 }
 
+/// Where the large buffers of each type are, by its index.
+fn parts_of_large(python: &PythonCensus, large: &[LargeUse], has_glibc: bool) -> Vec<Amounts> {
+    let mut parts = vec![Amounts::new(); python.types.len()];
+    let blocks: BTreeMap<u64, &LargeUse> = large.iter().map(|block| (block.address, block)).collect();
+    for buffer in &python.large {
+        let before = blocks.range(..=buffer.address).next_back();
+        let block = before.filter(|(start, block)| buffer.address - **start < block.bytes);
+        let part = match block {
+            Some((_, block)) if block.is_mapped => Part::CLarge,
+            Some(_) => Part::CInUse,
+            // Some libraries map their memory themselves.
+            None if has_glibc => Part::Anonymous,
+            None => Part::CHeap,
+        };
+        if let Some(amounts) = parts.get_mut(buffer.type_index) {
+            *amounts.entry(part).or_default() += buffer.bytes;
+        }
+    }
+    parts
+}
+
 /// The rows of the types, with the large buffers that their objects own. Those whose owner was not met may be of any
 /// type that can have such buffers, unless everything was read.
-fn type_uses(python: &PythonCensus, large: &[LargeUse], mut found: OwnedBlocks) -> Vec<TypeUse> {
+fn type_uses(python: &PythonCensus, large: &[LargeUse], has_glibc: bool, mut found: OwnedBlocks) -> Vec<TypeUse> {
     let unmet = large.iter().filter(|block| block.owner == Owner::Unknown);
     let unmet: u64 = if python.is_full {
         0
     } else {
         unmet.map(|block| block.bytes).sum()
     };
-    let mut owned = vec![0u64; python.types.len()];
-    for buffer in &python.large {
-        if let Some(sum) = owned.get_mut(buffer.type_index) {
-            *sum = sum.saturating_add(buffer.bytes);
+    let mut themselves = OwnedBlocks::new();
+    for block in large {
+        if let Owner::Itself(name) = &block.owner {
+            themselves.entry(name.clone()).or_default().add(block);
         }
     }
-    let rows = python.types.iter().zip(owned).map(|(row, owned)| {
+    let owned = parts_of_large(python, large, has_glibc);
+    let rows = python.types.iter().zip(owned).map(|(row, parts)| {
+        let owned = parts.values().fold(0u64, |sum, bytes| sum.saturating_add(*bytes));
         let mut bytes = row.bytes + Estimate::exact(owned);
         if row.may_own_large {
             bytes.high = bytes.high.saturating_add(unmet);
         }
-        TypeUse {
+        let mut used = TypeUse {
             name: row.name.clone(),
             count: row.count,
             bytes,
+            parts,
             is_object: row.is_object,
+        };
+        let small = if has_glibc { Part::CInUse } else { Part::CHeap };
+        used.add_part(small, row.c_bytes);
+        if let Some(blocks) = themselves.remove(&row.name).filter(|_| row.is_object) {
+            used.add_part(Part::CLarge, blocks.mapped);
+            used.add_part(Part::CInUse, blocks.bytes - blocks.mapped);
         }
+        used
     });
     let mut rows: Vec<TypeUse> = rows.collect();
     for row in rows.iter_mut().filter(|row| row.is_object) {
-        if let Some((count, bytes)) = found.remove(&row.name) {
-            row.add_owned(count, bytes);
+        if let Some(blocks) = found.remove(&row.name) {
+            row.add_owned(blocks);
         }
     }
     // Types of which no object was drawn.
-    rows.extend(found.into_iter().map(|(name, (count, bytes))| {
+    rows.extend(found.into_iter().map(|(name, blocks)| {
         let mut row = TypeUse {
             name,
             count: Estimate::default(),
             bytes: Estimate::default(),
+            parts: Amounts::new(),
             is_object: true,
         };
-        row.add_owned(count, bytes);
+        row.add_owned(blocks);
         row
     }));
+    rows.iter_mut().for_each(TypeUse::end_parts);
     rows.sort_by(|a, b| b.bytes.value.cmp(&a.bytes.value).then_with(|| a.name.cmp(&b.name)));
     rows
 }

@@ -1,5 +1,7 @@
 //! Arguments of `heap`.
 
+use std::path::PathBuf;
+
 use clap::{Args, ValueEnum};
 
 use super::shared::{TargetArg, seconds};
@@ -23,13 +25,18 @@ pub struct HeapCommand {
     /// Repeat this often, such as 60 or 5m, until the process exits or Ctrl-C; as JSON, each time is a line
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     pub every: Option<f64>,
-    /// Output format
-    #[arg(short, long, value_enum, value_name = "FORMAT", default_value_t = HeapFormat::Text)]
-    pub format: HeapFormat,
+    /// Output format [default: by the extension of the output, else text]
+    #[arg(short, long, value_enum, value_name = "FORMAT")]
+    pub format: Option<HeapFormat>,
+    /// Output file, or `-` for standard output [default: standard output]
+    #[arg(short, long, value_name = "FILE", conflicts_with = "every")]
+    pub output: Option<PathBuf>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum HeapFormat {
     Text,
     Json,
+    /// A page with a map of the memory
+    Html,
 }

@@ -56,7 +56,7 @@ pub enum Command {
     Dump(Dump),
     /// Print what the memory of a running process is made of: Python's objects by type, the C heap, files, stacks
     #[command(after_help = "The process is neither stopped nor changed.\n\n\
-                            Examples:\n  sudo nativeprof heap 1234\n  sudo nativeprof heap server.py --format json")]
+                            Examples:\n  sudo nativeprof heap 1234\n  sudo nativeprof heap server.py -o heap.html")]
     Heap(HeapCommand),
     /// Show the hottest functions of a process, live
     #[command(

@@ -1,8 +1,9 @@
-//! `export`: a saved profile in another format.
+//! `export`: a saved profile in another format, or the page of a census.
 
 use std::path::Path;
 
 use crate::cli::args::Export;
+use crate::cli::commands::heap;
 use crate::cli::history;
 use crate::cli::input;
 use crate::cli::output::{Output, labels};
@@ -13,6 +14,9 @@ use crate::resolve::source_lines;
 /// Reads a profile and writes it again.
 pub fn export(options: &Export) -> Result<()> {
     phases::switch_to_invoking_user()?;
+    if let Some(done) = heap::export(options) {
+        return done;
+    }
     let output = Output::new(
         options.output.as_deref(),
         options.format.as_deref(),

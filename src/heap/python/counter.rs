@@ -90,6 +90,8 @@ impl Quantity {
 struct Row {
     count: Quantity,
     bytes: Quantity,
+    /// Those of the bytes that are in the C heap, in blocks that are not large.
+    c_bytes: Quantity,
     /// The unit that is being counted has some.
     is_touched: bool,
 }
@@ -103,6 +105,7 @@ impl Row {
     fn end_unit(&mut self, source: Source) {
         self.count.end_unit(source);
         self.bytes.end_unit(source);
+        self.c_bytes.end_unit(source);
         self.is_touched = false;
     }
 }
@@ -561,9 +564,9 @@ impl<'a> Counter<'a> {
         let Some((at, size)) = self.members.sized(buffer, bytes) else {
             return;
         };
-        if matches!(buffer, Buffer::Blocks(..)) {
+        if let Buffer::Blocks(_, each) = buffer {
             if size <= self.all_resident {
-                self.add_owned(owner, size);
+                self.add_owned(owner, size, self.block_size(each).is_none());
             }
             return;
         }
@@ -578,14 +581,14 @@ impl<'a> Counter<'a> {
             }
         } else if let Some(block) = self.block_size(size) {
             if self.heap.has(at) {
-                self.add_owned(owner, block);
+                self.add_owned(owner, block, false);
                 let row = self.size_row(block);
                 if let Some(owned) = self.owned.get_mut(row) {
                     owned.add(1, block);
                 }
             }
         } else if self.resident.bytes_in(at..at.saturating_add(1)) > 0 {
-            self.add_owned(owner, size);
+            self.add_owned(owner, size, true);
         }
     }
 
@@ -598,9 +601,12 @@ impl<'a> Counter<'a> {
         }
     }
 
-    fn add_owned(&mut self, owner: u32, bytes: u64) {
+    fn add_owned(&mut self, owner: u32, bytes: u64, is_in_c_heap: bool) {
         if let Some(row) = self.touch(owner) {
             row.add(0, bytes);
+            if is_in_c_heap {
+                row.c_bytes.unit = row.c_bytes.unit.saturating_add(bytes);
+            }
         }
     }
 
@@ -621,7 +627,14 @@ impl<'a> Counter<'a> {
     /// if it has so many. Returns whether it is an object.
     pub fn count_c_block(&mut self, at: u64, size: u64, head: &[u8]) -> bool {
         let (at, head) = self.data_of(at, head);
-        self.count_block(at, size, head).is_some()
+        let row = self.count_block(at, size, head).and_then(|index| self.row(index));
+        match row {
+            Some(row) => {
+                row.c_bytes.unit = row.c_bytes.unit.saturating_add(size);
+                true
+            }
+            None => false,
+        }
     }
 
     /// Ends a unit of the C heap: what was counted since the last one was drawn together.
@@ -741,7 +754,8 @@ impl<'a> Counter<'a> {
                 if info.owner.may_be_large() {
                     bytes.high = bytes.high.saturating_add(unowned);
                 }
-                types.push((Some(index), type_census(info, count, bytes)));
+                let c_bytes = self.estimate(&row.c_bytes).value;
+                types.push((Some(index), type_census(info, count, bytes, c_bytes)));
             }
         }
         types
@@ -761,6 +775,7 @@ impl<'a> Counter<'a> {
                 },
                 count,
                 bytes: rest(|row| &row.bytes),
+                c_bytes: 0,
                 may_own_large: false,
                 is_object: false,
             })
@@ -768,11 +783,12 @@ impl<'a> Counter<'a> {
     }
 }
 
-fn type_census(info: &TypeInfo, count: Estimate, bytes: Estimate) -> TypeCensus {
+fn type_census(info: &TypeInfo, count: Estimate, bytes: Estimate, c_bytes: u64) -> TypeCensus {
     TypeCensus {
         name: info.full_name.clone(),
         count,
         bytes,
+        c_bytes,
         may_own_large: info.owner.may_be_large(),
         is_object: true,
     }

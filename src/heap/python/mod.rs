@@ -204,6 +204,8 @@ pub struct TypeCensus {
     pub count: Estimate,
     /// Bytes of the blocks of the objects, and of the buffers below [`LARGE`] that they own.
     pub bytes: Estimate,
+    /// Those of the bytes that are in the C heap, as far as is known.
+    pub c_bytes: u64,
     /// Whether such objects may own large buffers: some of those whose owner was not met may be theirs.
     pub may_own_large: bool,
     /// Whether these are objects.

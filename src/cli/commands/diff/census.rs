@@ -2,14 +2,12 @@
 
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::io::{Read, Seek};
 use std::path::Path;
 
 use serde_json::{Value, json};
 
 use crate::cli::args::{DiffBy, DiffCommand as Options};
-use crate::cli::commands::heap::KIND;
-use crate::cli::input;
+use crate::cli::commands::heap::saved::{self, no_census};
 use crate::cli::output::JSON_VERSION;
 use crate::cli::output::style::{Color, TerminalStyle};
 use crate::cli::output::table::{self, Cell, Overflow, plain};
@@ -19,10 +17,6 @@ use crate::heap::mappings::Part;
 use crate::privileges::phases;
 use crate::profile::values::Unit;
 
-/// Largest file.
-const MAX_BYTES: u64 = 256 << 20;
-/// Bytes at the beginning of a file that say what it is.
-const HEAD: u64 = 64;
 /// Rows of the table of types.
 const MAX_ROWS: usize = 30;
 
@@ -58,30 +52,11 @@ pub fn diff(options: &Options) -> Option<Result<()>> {
     let [[before], [after]] = [&paths[0][..], &paths[1][..]] else {
         return None;
     };
-    let files = [*before, *after].map(|path| (path, open(path)));
+    let files = [*before, *after].map(|path| (path, saved::open(path)));
     if files.iter().all(|(_, file)| file.is_none()) {
         return None;
     }
     Some(compare(options, files))
-}
-
-/// The file, if it is a census.
-fn open(path: &Path) -> Option<File> {
-    if input::is_standard(path) {
-        return None;
-    }
-    let mut file = File::open(path)
-        .ok()
-        .filter(|file| file.metadata().is_ok_and(|m| m.is_file()))?;
-    let mut head = Vec::new();
-    (&mut file).take(HEAD).read_to_end(&mut head).ok()?;
-    file.rewind().ok()?;
-    let text = String::from_utf8_lossy(&head);
-    let mut words = text
-        .split(|c: char| c.is_whitespace() || "{:,".contains(c))
-        .filter(|word| !word.is_empty());
-    let is_census = words.next() == Some("\"kind\"") && words.next() == Some(&format!("\"{KIND}\""));
-    is_census.then_some(file)
 }
 
 fn compare(options: &Options, files: [(&Path, Option<File>); 2]) -> Result<()> {
@@ -102,13 +77,13 @@ fn compare(options: &Options, files: [(&Path, Option<File>); 2]) -> Result<()> {
         );
     }
     phases::drop_all()?;
-    let mut saved = Vec::new();
+    let mut both = Vec::new();
     for (path, file) in files {
         let file =
             file.ok_or_else(|| no_census(path, "the other file is one, and a profile cannot be compared with it"))?;
-        saved.push(read(path, file)?);
+        both.push(read(path, file)?);
     }
-    let [before, after] = &saved[..] else {
+    let [before, after] = &both[..] else {
         return Ok(());
     };
     let changes = changes(before, after);
@@ -126,25 +101,9 @@ fn compare(options: &Options, files: [(&Path, Option<File>); 2]) -> Result<()> {
     table::print(&text).map_err(|e| Error::io("cannot write the table", e).hint("free some disk space"))
 }
 
-fn no_census(path: &Path, why: &str) -> Error {
-    Error::new(
-        ErrorKind::Data,
-        format!("{} is no census of memory", input::shown(path)),
-    )
-    .why(why)
-    .hint("write one with `nativeprof heap PID --format json > before.json`")
-}
-
 fn read(path: &Path, file: File) -> Result<Saved> {
-    let mut bytes = Vec::new();
-    file.take(MAX_BYTES + 1)
-        .read_to_end(&mut bytes)
-        .map_err(|e| input::unreadable(path, e))?;
-    if bytes.len() as u64 > MAX_BYTES {
-        return Err(no_census(path, "it is larger than 256 MiB"));
-    }
-    let value = serde_json::from_slice(&bytes).map_err(|e| no_census(path, &format!("it is damaged: {e}")))?;
-    saved(&value).ok_or_else(|| no_census(path, "keys are missing, or have other types"))
+    let value = saved::read(path, file)?;
+    self::saved(&value).ok_or_else(|| no_census(path, "keys are missing, or have other types"))
 }
 
 fn saved(census: &Value) -> Option<Saved> {

@@ -1,6 +1,6 @@
 //! A census as JSON for programs; `docs/heap.schema.json` describes it.
 
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use super::{KIND, Report};
 use crate::cli::output::JSON_VERSION;
@@ -85,6 +85,7 @@ fn row(row: &TypeUse) -> Value {
         "name": String::from_utf8_lossy(&row.name),
         "count": estimate(&row.count),
         "bytes": estimate(&row.bytes),
+        "parts": row.parts.iter().map(|(part, bytes)| (part.name().into(), json!(bytes))).collect::<Map<_, _>>(),
         "is_object": row.is_object,
     })
 }

@@ -1,6 +1,8 @@
 //! `heap`: what the memory of a process is made of.
 
 mod json;
+mod output;
+pub mod saved;
 mod text;
 
 use std::io;
@@ -19,6 +21,8 @@ use crate::privileges::credentials::Caps;
 use crate::privileges::phases;
 use crate::sys::process::ExitWatch;
 use crate::sys::{files, interrupts, procfs};
+use output::CensusOutput;
+pub use output::export;
 
 /// What the JSON says that it is.
 pub const KIND: &str = "census";
@@ -42,7 +46,7 @@ impl Report {
     }
 }
 
-/// Writes the account of a process's memory to standard output; with `--every` again and again, until the process
+/// Writes the account of a process's memory to standard output, or to a file; with `--every` again and again, until the process
 /// exits, a signal ends it, or its output is no longer read.
 ///
 /// # Errors
@@ -50,8 +54,16 @@ impl Report {
 pub fn heap(options: &HeapCommand) -> Result<()> {
     let pid = discover::find(&options.target.process())?;
     phases::switch_to_invoking_user()?;
+    let output = CensusOutput::new(options.output.as_deref(), options.format)?;
+    if options.every.is_some() && output.format == HeapFormat::Html {
+        return Err(
+            Error::new(ErrorKind::Usage, "--every cannot be used with --format html")
+                .why("a page shows one census")
+                .hint("nativeprof heap PID --every 60 --format json > series.json"),
+        );
+    }
     check_readable(pid, "reading the memory of")?;
-    phases::restrict_to_setup(Caps::NONE)?;
+    phases::restrict_to_setup(output.needs())?;
     let watch = ExitWatch::new(pid);
     let what = CensusOptions {
         budget: (!options.all).then(|| Duration::from_secs_f64(options.budget)),
@@ -68,12 +80,12 @@ pub fn heap(options: &HeapCommand) -> Result<()> {
     };
     let first = take()?;
     let Some(interval) = options.every.map(Duration::from_secs_f64) else {
-        phases::drop_all()?;
-        return print(&first, options);
+        phases::drop_for_symbolization(output.needs())?;
+        return output.write(&first);
     };
     phases::restrict_to_sampling(Caps::NONE)?;
     interrupts::install_interrupt_handler();
-    print(&first, options)?;
+    print(&first, output.format)?;
     let mut next = Instant::now() + interval;
     loop {
         while Instant::now() < next {
@@ -83,7 +95,7 @@ pub fn heap(options: &HeapCommand) -> Result<()> {
             std::thread::sleep(TURN.min(next.saturating_duration_since(Instant::now())));
         }
         match take() {
-            Ok(report) => print(&report, options)?,
+            Ok(report) => print(&report, output.format)?,
             Err(e) if e.kind == ErrorKind::NoSuchProcess => return Ok(()),
             Err(e) => return Err(e),
         }
@@ -92,15 +104,11 @@ pub fn heap(options: &HeapCommand) -> Result<()> {
     }
 }
 
-/// As JSON, each census of a series is a line.
-fn print(report: &Report, options: &HeapCommand) -> Result<()> {
-    let text = match options.format {
-        HeapFormat::Text if options.every.is_some() => {
-            format!("{}\n", text::text(report, &TerminalStyle::of_stdout(ColorWhen::Auto)))
-        }
-        HeapFormat::Text => text::text(report, &TerminalStyle::of_stdout(ColorWhen::Auto)),
-        HeapFormat::Json if options.every.is_some() => format!("{}\n", json::json(report)),
-        HeapFormat::Json => format!("{:#}\n", json::json(report)),
+/// Prints a census of a series: as JSON, each is a line.
+fn print(report: &Report, format: HeapFormat) -> Result<()> {
+    let text = match format {
+        HeapFormat::Json => format!("{}\n", json::json(report)),
+        _ => format!("{}\n", text::text(report, &TerminalStyle::of_stdout(ColorWhen::Auto))),
     };
     table::print(&text).map_err(|e| Error::io("cannot write to standard output", e))
 }
