@@ -67,6 +67,7 @@ const UNSAFE_HOOKS: &[&str] = &[
     "elf.rs",
     "got.rs",
     "lib.rs",
+    "mappings.rs",
     "native.rs",
     "pymem.rs",
     "sampling.rs",

@@ -41,6 +41,7 @@ impl BlockSampler for Drops {
         Some(0)
     }
     fn on_end(&self, _: u32) {}
+    fn on_resize(&self, _: u32, _: i64) {}
     fn on_overflow(&self, _: u32) {}
 }
 

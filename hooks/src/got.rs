@@ -10,7 +10,7 @@ use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
 
 use crate::elf::{self, GotSlot, LoadedModule};
-use crate::{native, page_size, thunk, wait};
+use crate::{mappings, native, page_size, thunk, wait};
 
 /// The functions that are hooked.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -34,6 +34,10 @@ pub enum Which {
     Pselect,
     PollChk,
     PpollChk,
+    Mmap,
+    Mmap64,
+    Munmap,
+    Mremap,
     Dlopen,
     Dlsym,
 }
@@ -41,7 +45,7 @@ pub enum Which {
 use Which::*;
 
 /// In the order of [`Which`].
-const ALL: [(Which, &CStr); 21] = [
+const ALL: [(Which, &CStr); 25] = [
     (Malloc, c"malloc"),
     (Calloc, c"calloc"),
     (Realloc, c"realloc"),
@@ -61,6 +65,10 @@ const ALL: [(Which, &CStr); 21] = [
     (Pselect, c"pselect"),
     (PollChk, c"__poll_chk"),
     (PpollChk, c"__ppoll_chk"),
+    (Mmap, c"mmap"),
+    (Mmap64, c"mmap64"),
+    (Munmap, c"munmap"),
+    (Mremap, c"mremap"),
     (Dlopen, c"dlopen"),
     (Dlsym, c"dlsym"),
 ];
@@ -70,12 +78,14 @@ const ALL: [(Which, &CStr); 21] = [
 pub struct HookGroups {
     pub allocators: bool,
     pub waits: bool,
+    pub mappings: bool,
 }
 
 impl HookGroups {
-    fn has(self, which: Which) -> bool {
+    fn has(&self, which: Which) -> bool {
         match which {
-            Dlopen | Dlsym => self.allocators || self.waits,
+            Dlopen | Dlsym => *self != HookGroups::default(),
+            _ if mappings::address(which).is_some() => self.mappings,
             _ if native::address(which).is_some() => self.allocators,
             _ => self.waits,
         }
@@ -86,7 +96,9 @@ fn hook(which: Which) -> usize {
     let address = match which {
         Dlopen => Some(thunk::dlopen as *const c_void),
         Dlsym => Some(thunk::dlsym as *const c_void),
-        _ => native::address(which).or_else(|| wait::address(which)),
+        _ => native::address(which)
+            .or_else(|| wait::address(which))
+            .or_else(|| mappings::address(which)),
     };
     address.map_or(0, |a| a as usize)
 }

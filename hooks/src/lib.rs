@@ -4,7 +4,8 @@
 //! |---|---|---|
 //! | `malloc`, `calloc`, `realloc`, `free`, `posix_memalign`, ... of the C library | address slots of all loaded modules | `got.rs`, `native.rs` |
 //! | Python's allocator domains raw, mem and obj | `PyMem_SetAllocator` | `pymem.rs` |
-//! | samples of both, by bytes, with the ends of sampled blocks | a countdown in each thread | `sampling.rs` |
+//! | `mmap`, `munmap` and `mremap` of anonymous memory, sampled only | as the C library's allocator | `mappings.rs` |
+//! | samples of these, by bytes, with the ends of sampled blocks | a countdown in each thread | `sampling.rs` |
 //! | `epoll_wait`, `poll`, `select` and their variants | as the C library's allocator | `wait.rs` |
 //!
 //! A [`Handler`] says what is to be done at a call, a [`HookSet`] which calls it wants. The first [`install`] puts the hooks
@@ -41,7 +42,7 @@
 //! which the hooks cannot stay loaded.
 //!
 //! **Not seen**: calls of the module that this crate is linked into (a program that installs a handler for itself sees the
-//! other modules' calls only); `mmap` and `brk`; allocators linked into a module (jemalloc in some wheels), or reached by
+//! other modules' calls only); `brk`; `mmap`, but for samples; allocators linked into a module (jemalloc in some wheels), or reached by
 //! an address that was looked up (`dlsym`, so `ctypes` too) or stored before, a slot that holds another tool's hook among
 //! them; what the loader allocates for itself; calls between functions of the C library, except `malloc`, `calloc`,
 //! `realloc` and `free` where it calls them through its own slots, as glibc does; what a library allocates while it is
@@ -58,6 +59,7 @@
 
 mod elf;
 mod got;
+mod mappings;
 mod native;
 mod pymem;
 mod sampling;
@@ -423,6 +425,7 @@ fn groups() -> got::HookGroups {
     got::HookGroups {
         allocators: MASKS.native.load(Ordering::SeqCst) | python != 0 || sampling::is_active(),
         waits: MASKS.waits.load(Ordering::SeqCst) != 0,
+        mappings: sampling::is_active(),
     }
 }
 

@@ -192,9 +192,20 @@ pub unsafe extern "C" fn realloc(old: Pointer, size: usize) -> Pointer {
 /// As `reallocarray`.
 pub unsafe extern "C" fn reallocarray(old: Pointer, count: usize, each: usize) -> Pointer {
     let real = real!(Reallocarray, fn(Pointer, usize, usize) -> Pointer);
-    // It is sampled as the `realloc` that it calls (malloc/reallocarray.c of glibc 2.36).
+    let size = count.saturating_mul(each);
+    let before = sampling::left();
     // SAFETY: as above.
-    moves(old, count.saturating_mul(each), || unsafe { real(old, count, each) })
+    let real = || moves(old, size, || unsafe { real(old, count, each) });
+    let block = if sampling::is_suspect(old) {
+        sampling::moves_suspect(old, size, real)
+    } else {
+        real()
+    };
+    // Where the C library calls `realloc` through a slot (malloc/reallocarray.c of glibc 2.36) its bytes have been counted.
+    if sampling::left() == before && sampling::count(size) {
+        sampling::given(block, size);
+    }
+    block
 }
 
 /// # Safety

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicPtr, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering, compiler_fence};
 use std::time::SystemTime;
 
-use crate::{FORKS, INSIDE, Pointer, Refusal, SHARDS, got, pymem, thread};
+use crate::{FORKS, INSIDE, Pointer, Refusal, SHARDS, got, mappings, pymem, thread};
 
 /// A block that was sampled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,6 +19,8 @@ pub struct SampledBlock {
     pub size: usize,
     /// Mean distance of samples that it was drawn with, bytes.
     pub mean: u64,
+    /// It is anonymous memory that `mmap` has mapped: its end is reported by [`BlockSampler::on_resize`], in parts.
+    pub is_mapping: bool,
 }
 
 /// A receiver of sampled blocks. The hooks call it on the thread that made the call, perhaps in a signal handler. It must
@@ -29,6 +31,9 @@ pub trait BlockSampler: Send + Sync {
 
     /// The block with this number is freed, or has become another one by `realloc`.
     fn on_end(&self, number: u32);
+
+    /// The mapping with this number has become larger or smaller by so many bytes.
+    fn on_resize(&self, number: u32, change: i64);
 
     /// There are too many sampled blocks: the end of the one with this number will not be reported.
     fn on_overflow(&self, number: u32);
@@ -123,6 +128,7 @@ fn take(block: Pointer) -> Option<u32> {
 }
 
 fn forget_all() {
+    mappings::forget_all();
     for bucket in &BLOCKS {
         for address in &bucket.addresses {
             if address.load(Ordering::Relaxed) != EMPTY {
@@ -250,7 +256,11 @@ fn draw(size: usize) -> Option<SampledBlock> {
         let is_due = size as u64 > (*thread).left.saturating_add((*thread).rest);
         set_distance(thread, next);
         let is_wanted = is_due && (*thread).is_busy == 0 && !SAMPLER.load(Ordering::Relaxed).is_null();
-        is_wanted.then_some(SampledBlock { size, mean })
+        is_wanted.then_some(SampledBlock {
+            size,
+            mean,
+            is_mapping: false,
+        })
     }
 }
 
@@ -297,24 +307,53 @@ fn report(block: Pointer, sampled: SampledBlock) {
     if block.is_null() {
         return;
     }
+    // One that is still known at this address was freed without a call that is seen.
+    ends(block);
+    if let Some(number) = number_of(sampled) {
+        keep(block, number);
+    }
+}
+
+/// Memory of this size has been mapped, and its bytes, which have been counted just now, were due. Its number, if it is sampled
+/// and its end is wanted.
+#[cold]
+#[inline(never)]
+pub fn mapped(size: usize) -> Option<u32> {
+    let sampled = draw(size)?;
+    number_of(SampledBlock {
+        is_mapping: true,
+        ..sampled
+    })
+}
+
+/// The mapping with this number has become larger or smaller by so many bytes.
+pub fn resized(number: u32, change: i64) {
+    with_sampler(|sampler| sampler.on_resize(number, change));
+}
+
+/// The end of the mapping with this number will not be known.
+pub fn not_followed(number: u32) {
+    with_sampler(|sampler| sampler.on_overflow(number));
+}
+
+/// Gives a sampled block to the sampler. Its number, if its end is wanted.
+fn number_of(sampled: SampledBlock) -> Option<u32> {
     let thread = thread::current();
     // SAFETY: this thread's own words, and its errno.
     unsafe {
         if (*thread).is_busy != 0 {
-            return;
+            return None;
         }
         (*thread).is_busy = thread::IN_HANDLER;
         compiler_fence(Ordering::SeqCst);
         let errno = libc::__errno_location();
         let saved = *errno;
-        with_sampler(|sampler| {
-            if let Some(number) = sampler.on_block(sampled) {
-                keep(block, number);
-            }
-        });
+        let mut number = None;
+        with_sampler(|sampler| number = sampler.on_block(sampled));
         *errno = saved;
         compiler_fence(Ordering::SeqCst);
         (*thread).is_busy = 0;
+        number
     }
 }
 
@@ -441,4 +480,5 @@ pub fn set_mean(mean: u64) {
 pub fn forget() {
     SAMPLER.store(std::ptr::null_mut(), Ordering::SeqCst);
     PYTHON_LIMIT.store(0, Ordering::Relaxed);
+    mappings::forget_in_child();
 }

@@ -1,5 +1,6 @@
 //! A sampler that is installed in this program sees some of the blocks that a library allocates, and their ends.
 
+use std::collections::BTreeMap;
 use std::ffi::{CString, c_void};
 use std::path::Path;
 use std::process::Command;
@@ -14,6 +15,7 @@ const LIBRARY: &str = r#"
 #include <errno.h>
 #include <malloc.h>
 #include <stdlib.h>
+#include <sys/mman.h>
 void *call(int which, void *old, size_t size) {
     void *block = 0;
     switch (which) {
@@ -33,8 +35,25 @@ int malloc_leaves_errno(size_t size) {
     free(malloc(size));
     return errno == 77;
 }
+void *map(int which, void *at, size_t length, size_t more) {
+    int protection = PROT_READ | PROT_WRITE, flags = MAP_PRIVATE | MAP_ANONYMOUS;
+    switch (which) {
+    case 0: return mmap(at, length, protection, flags, -1, 0);
+    case 1: return mmap(at, length, PROT_NONE, flags, -1, 0);
+    case 2: return mmap(at, length, protection, flags | MAP_FIXED, -1, 0);
+    case 3: return mremap(at, length, more, MREMAP_MAYMOVE);
+    default: return munmap(at, length) ? MAP_FAILED : 0;
+    }
+}
 "#;
 
+const MAP: i32 = 0;
+const RESERVE: i32 = 1;
+const MAP_OVER: i32 = 2;
+const REMAP: i32 = 3;
+const UNMAP: i32 = 4;
+
+const PAGE: usize = 4096;
 const MALLOC: i32 = 0;
 const REALLOC: i32 = 2;
 const GIVE: [i32; 8] = [0, 1, 2, 3, 4, 5, 6, 7];
@@ -44,6 +63,7 @@ const FREE: i32 = 8;
 struct Library {
     call: extern "C" fn(i32, *mut c_void, usize) -> *mut c_void,
     malloc_leaves_errno: extern "C" fn(usize) -> i32,
+    map: extern "C" fn(i32, *mut c_void, usize, usize) -> *mut c_void,
 }
 
 impl Library {
@@ -63,11 +83,15 @@ impl Library {
         unsafe {
             let library = libc::dlopen(path.as_ptr(), libc::RTLD_NOW);
             assert!(!library.is_null());
-            let [call, errno] = [c"call", c"malloc_leaves_errno"].map(|name| libc::dlsym(library, name.as_ptr()));
-            assert!(!call.is_null() && !errno.is_null());
+            let names = [c"call", c"malloc_leaves_errno", c"map"];
+            let [call, errno, map] = names.map(|name| libc::dlsym(library, name.as_ptr()));
+            assert!(!call.is_null() && !errno.is_null() && !map.is_null());
             Library {
                 call: std::mem::transmute::<*mut c_void, extern "C" fn(i32, *mut c_void, usize) -> *mut c_void>(call),
                 malloc_leaves_errno: std::mem::transmute::<*mut c_void, extern "C" fn(usize) -> i32>(errno),
+                map: std::mem::transmute::<*mut c_void, extern "C" fn(i32, *mut c_void, usize, usize) -> *mut c_void>(
+                    map,
+                ),
             }
         }
     }
@@ -87,6 +111,8 @@ impl Library {
 #[derive(Default)]
 struct Seen {
     blocks: Mutex<Vec<(SampledBlock, bool)>>,
+    /// Bytes that are mapped, by the number of the mapping.
+    mapped: Mutex<BTreeMap<u32, i64>>,
     overflows: AtomicU32,
 }
 
@@ -94,7 +120,15 @@ impl BlockSampler for Seen {
     fn on_block(&self, block: SampledBlock) -> Option<u32> {
         let mut blocks = self.blocks.lock().unwrap_or_else(PoisonError::into_inner);
         blocks.push((block, false));
-        Some(blocks.len() as u32 - 1)
+        let number = blocks.len() as u32 - 1;
+        if block.is_mapping {
+            self.mapped().insert(number, block.size as i64);
+        }
+        Some(number)
+    }
+
+    fn on_resize(&self, number: u32, change: i64) {
+        *self.mapped().get_mut(&number).expect("a mapping") += change;
     }
 
     fn on_end(&self, number: u32) {
@@ -110,6 +144,17 @@ impl BlockSampler for Seen {
 }
 
 impl Seen {
+    fn mapped(&self) -> MutexGuard<'_, BTreeMap<u32, i64>> {
+        self.mapped.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Pages of the mappings that have any, in the order in which these were made.
+    fn mapped_pages(&self) -> Vec<i64> {
+        let mapped = self.mapped();
+        let bytes = mapped.values().filter(|bytes| **bytes != 0);
+        bytes.map(|bytes| bytes / PAGE as i64).collect()
+    }
+
     /// Estimated bytes of all blocks and of those that live, and the standard deviation of the first.
     fn bytes(&self, of: impl Fn(usize) -> bool) -> (f64, f64, f64) {
         let blocks = self.blocks.lock().unwrap_or_else(PoisonError::into_inner);
@@ -193,6 +238,64 @@ fn a_block_of_another_size_is_a_new_block() {
     assert_eq!(live(5_001), 5_001.0);
     assert!((library.call)(REALLOC, block as *mut c_void, 0).is_null());
     assert_eq!(live(5_001), 0.0);
+}
+
+#[test]
+fn mappings_are_followed_in_parts() {
+    let (_alone, library) = alone();
+    let (seen, _sampling) = sampled(1);
+    library.free(library.give(MALLOC, 1 << 20));
+    let failed = libc::MAP_FAILED as usize;
+    let call =
+        |which, at: usize, pages, more| (library.map)(which, at as *mut c_void, pages * PAGE, more * PAGE) as usize;
+    let unmap = |at: usize, pages| call(UNMAP, at, pages, 0);
+    // With room around it.
+    let place = call(RESERVE, 0, 100, 0);
+    assert_eq!(seen.mapped_pages(), [], "address space without memory");
+    let start = place + 10 * PAGE;
+    assert_eq!(call(MAP_OVER, start, 10, 0), start);
+    assert_eq!(seen.mapped_pages(), [10]);
+    for (from, pages, left) in [(4, 2, 8), (0, 1, 7), (8, 5, 5), (4, 3, 4), (3, 0, 4)] {
+        let done = unmap(start + from * PAGE, pages);
+        assert_eq!(done, if pages == 0 { failed } else { 0 });
+        assert_eq!(seen.mapped_pages(), [left], "after {pages} from {from}");
+    }
+    // One that fails changes nothing.
+    assert_eq!(unmap(start + 1, 100), failed);
+    assert_eq!(seen.mapped_pages(), [4]);
+    // Pages 1, 2, 3 and 7 are left: a new mapping takes the place of the last two.
+    assert_eq!(call(MAP_OVER, start + 3 * PAGE, 20, 0), start + 3 * PAGE);
+    assert_eq!(seen.mapped_pages(), [2, 20]);
+    assert_eq!(unmap(place, 100), 0);
+    assert_eq!(seen.mapped_pages(), []);
+    // A mapping that grows and moves keeps its number.
+    let small = call(MAP, 0, 3, 0);
+    let large = call(REMAP, small, 3, 2000);
+    assert!(large != failed);
+    assert_eq!(seen.mapped_pages(), [2000]);
+    assert_eq!(unmap(large + PAGE, 1), 0);
+    let smaller = call(REMAP, large + 2 * PAGE, 1998, 8);
+    assert_eq!(seen.mapped_pages(), [9]);
+    assert_eq!((unmap(large, 1), unmap(smaller, 8)), (0, 0));
+    assert_eq!(seen.mapped_pages(), []);
+    assert_eq!(seen.overflows.load(Ordering::Relaxed), 0);
+}
+
+#[test]
+fn a_block_at_the_address_of_another_one_ends_that() {
+    let (_alone, library) = alone();
+    let (seen, _sampling) = sampled(1);
+    library.free(library.give(MALLOC, 1 << 20));
+    let block = library.give(MALLOC, 3_333);
+    // This program's own call is not seen.
+    // SAFETY: the block is not used any more.
+    unsafe { libc::free(block as *mut c_void) };
+    let again = library.give(MALLOC, 3_334);
+    assert_eq!(again, block, "the C library gives the block that was freed last");
+    let live = |size| seen.bytes(|s| s == size).1;
+    assert_eq!((live(3_333), live(3_334)), (0.0, 3_334.0));
+    library.free(again);
+    assert_eq!(live(3_334), 0.0);
 }
 
 #[test]

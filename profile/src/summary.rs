@@ -253,6 +253,62 @@ pub fn memory(meta: &Meta) -> Option<String> {
     (!lines.is_empty()).then(|| lines.join("\n"))
 }
 
+/// What a profile of allocations amounts to, all of it estimated, and the modules whose own allocators it did not see; `None` for
+/// other profiles.
+///
+/// `  memory:   about 1.20 GiB allocated, 20.1 MiB of it not freed, at most 64.0 MiB at a time; 12.0 MiB mapped`
+pub fn allocations(profile: &Profile) -> Option<String> {
+    let amount = |kind: &ValueType| Some(profile.total_amount(profile.find_value(&kind.name)?));
+    let show = |kind: &ValueType| Some(Unit::Bytes.show(amount(kind)?));
+    let mut text = format!(
+        "  memory:   about {} allocated, {} of it not freed, at most {} at a time; {} mapped",
+        show(&ValueType::ALLOC_BYTES)?,
+        show(&ValueType::LIVE_BYTES)?,
+        show(&ValueType::PEAK_BYTES)?,
+        show(&ValueType::MAPPED_BYTES)?,
+    );
+    let own = own_allocators(profile);
+    for (module, bytes) in own.iter().take(MAX_OWN_ALLOCATORS) {
+        let _ = write!(
+            text,
+            "\n            {} mapped {} and did not call malloc: blocks of an allocator in it are not seen; --mode rss sees its memory",
+            line(module),
+            Unit::Bytes.show(*bytes)
+        );
+    }
+    if own.len() > MAX_OWN_ALLOCATORS {
+        let more = own.len() - MAX_OWN_ALLOCATORS;
+        let _ = write!(text, "\n            and {more} more such modules");
+    }
+    Some(text)
+}
+
+/// Modules that mapped memory and called no allocator in any sample, with the bytes, most first: they have one of their own.
+fn own_allocators(profile: &Profile) -> Vec<(&str, u64)> {
+    let of_modules = |kind: &ValueType| {
+        let mut bytes: FxHashMap<&str, u64> = FxHashMap::default();
+        let amounts = profile.find_value(&kind.name).map(|value| profile.self_amounts(value));
+        for (node, amount) in profile.nodes.iter().zip(amounts.unwrap_or_default()) {
+            let frame = profile.frames.get(node.frame as usize);
+            if let Some(frame) = frame.filter(|frame| amount > 0 && frame.kind == FrameKind::Native) {
+                *bytes.entry(&frame.module).or_default() += amount;
+            }
+        }
+        bytes
+    };
+    let calls = of_modules(&ValueType::ALLOCS);
+    let mut found: Vec<(&str, u64)> = of_modules(&ValueType::MAPPED_BYTES)
+        .into_iter()
+        .filter(|(module, bytes)| *bytes >= MIN_OWN_ALLOCATOR && !calls.contains_key(module))
+        .collect();
+    found.sort_by_key(|(module, bytes)| (Reverse(*bytes), *module));
+    found
+}
+
+/// Bytes that a module has mapped, from which on it is named, and how many are.
+const MIN_OWN_ALLOCATOR: u64 = 1 << 20;
+const MAX_OWN_ALLOCATORS: usize = 5;
+
 /// Accounts of processes that a summary shows, at most.
 const MAX_ACCOUNTS: usize = 8;
 
@@ -395,6 +451,8 @@ fn row(m: &ModuleMeta) -> String {
 mod tests {
     use super::*;
     use crate::build::Builder;
+    use crate::model::Node;
+    use crate::values::{Amounts, Value};
 
     #[test]
     fn percent_is_never_rounded_up() {
@@ -437,6 +495,50 @@ mod tests {
             line(false)
         );
         assert!(line(true).ends_with("waiting 9.00 s (lock 9.00 s)"), "{}", line(true));
+    }
+
+    #[test]
+    fn modules_with_an_allocator_of_their_own_are_named() {
+        let frame = |module: &str| Frame {
+            module: module.into(),
+            ..Frame::new(FrameKind::Native, "f")
+        };
+        let value = |kind, nodes: [u64; 4]| Value {
+            kind,
+            amounts: Amounts::Each {
+                nodes: nodes.to_vec(),
+                samples: Vec::new(),
+            },
+        };
+        let mut profile = Profile {
+            frames: vec![
+                Frame::new(FrameKind::Root, ""),
+                frame("own.so"),
+                frame("both.so"),
+                frame("small.so"),
+            ],
+            nodes: vec![Node::new(0, 0), Node::new(1, 0), Node::new(2, 0), Node::new(3, 0)],
+            ..Profile::default()
+        };
+        assert_eq!(allocations(&profile), None);
+        profile.values = vec![
+            Value::per_count(ValueType::SAMPLES, 1),
+            value(ValueType::ALLOC_BYTES, [3 << 20, 0, 3 << 20, 0]),
+            value(ValueType::ALLOCS, [5, 0, 5, 0]),
+            value(ValueType::LIVE_BYTES, [1 << 20, 0, 1 << 20, 0]),
+            value(ValueType::PEAK_BYTES, [2 << 20, 0, 2 << 20, 0]),
+            value(ValueType::MAPPED_BYTES, [(9 << 20) + 5, 4 << 20, 5 << 20, 5]),
+        ];
+        let text = allocations(&profile).expect("a profile of allocations");
+        let lines: Vec<&str> = text.lines().collect();
+        assert_eq!(
+            lines[0],
+            "  memory:   about 3.00 MiB allocated, 1.00 MiB of it not freed, at most 2.00 MiB at a time; 9.00 MiB mapped"
+        );
+        assert!(
+            lines.len() == 2 && lines[1].contains("own.so mapped 4.00 MiB"),
+            "{text}"
+        );
     }
 
     #[test]

@@ -108,6 +108,8 @@ impl ValueType {
     pub const PEAK_BYTES: ValueType = ValueType::fixed("peak_bytes", Unit::Bytes);
     /// Memory that was allocated again and again by the same code and not freed, bytes.
     pub const LEAKED_BYTES: ValueType = ValueType::fixed("leaked_bytes", Unit::Bytes);
+    /// Anonymous memory that was mapped and is still mapped, bytes, whether it is resident or not.
+    pub const MAPPED_BYTES: ValueType = ValueType::fixed("mapped_bytes", Unit::Bytes);
     /// Resident memory of the process, bytes; by stack, what grew there and is still resident.
     pub const RSS_BYTES: ValueType = ValueType::fixed("rss_bytes", Unit::Bytes);
     /// Resident memory of the process when most was, bytes; by stack, what grew there and was resident then.

@@ -272,8 +272,9 @@ class Profiler:
     :param skip: the same, to leave out.
     :param subtract: with ``mode="calls"``: takes what tracing costs, as it is measured at the start, out of the times.
     :param interval: with ``mode="alloc"``: bytes between two samples, on average. The profile has the estimated
-        ``alloc_bytes`` and ``allocs`` (all that was allocated), ``live_bytes`` (what is not freed at the end) and
-        ``peak_bytes`` (what was not when most was allocated).
+        ``alloc_bytes`` and ``allocs`` (all that was allocated), ``live_bytes`` (what is not freed at the end), ``peak_bytes``
+        (what was not when most was allocated), ``leaked_bytes`` (what looks like a leak) and ``mapped_bytes`` (anonymous memory
+        that is still mapped).
     :param max_overhead: with ``mode="alloc"``: the part of the process's CPU time that sampling may use. Where it would use
         more, fewer samples are taken, which stand for more bytes each.
 

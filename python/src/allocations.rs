@@ -16,11 +16,15 @@ struct Sampler(Arc<AllocationLog>);
 
 impl BlockSampler for Sampler {
     fn on_block(&self, block: SampledBlock) -> Option<u32> {
-        self.0.on_block(block.size, block.mean)
+        self.0.on_block(block.size, block.mean, block.is_mapping)
     }
 
     fn on_end(&self, number: u32) {
         self.0.on_end(number);
+    }
+
+    fn on_resize(&self, number: u32, change: i64) {
+        self.0.on_resize(number, change);
     }
 
     fn on_overflow(&self, number: u32) {

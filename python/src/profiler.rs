@@ -232,7 +232,11 @@ impl Profile {
                 meta.profiler_cpu * 1e9 / calls.max(1) as f64,
             );
         }
-        summary::block(&self.0.meta, written, true)
+        let block = summary::block(&self.0.meta, written, true);
+        match summary::allocations(&self.0) {
+            Some(lines) => format!("{block}\n{lines}"),
+            None => block,
+        }
     }
 }
 

@@ -5,6 +5,7 @@ import ctypes
 import itertools
 import json
 import math
+import mmap
 import os
 import subprocess
 import sys
@@ -35,12 +36,16 @@ def deep_trees():
     sys.setrecursionlimit(limit)
 
 
-@pytest.fixture(scope="module")
-def library(tmp_path_factory):
-    made = tmp_path_factory.mktemp("alloc") / "allocations.so"
-    source = HERE / "fixtures" / "allocations.c"
+def compiled(directory, name):
+    made = directory / f"{name}.so"
+    source = HERE / "fixtures" / f"{name}.c"
     subprocess.run(["cc", "-O1", "-g", "-fno-builtin", "-shared", "-fPIC", "-o", made, source], check=True)
     return str(made)
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory):
+    return compiled(tmp_path_factory.mktemp("alloc"), "allocations")
 
 
 def amounts(profile, function):
@@ -191,6 +196,29 @@ def test_peak_of_a_program(tmp_path):
     assert abs(values["peak_bytes"] / MEGABYTE - 30) < 1.5, values
     assert abs(values["live_bytes"] / MEGABYTE - 10) < 1.5, values
     assert abs(values["alloc_bytes"] / MEGABYTE - 40) < 2, values
+
+
+def map_memory(n):
+    return [mmap.mmap(-1, MEGABYTE) for _ in range(n)]
+
+
+def test_mappings_that_are_still_there(tmp_path):
+    native = ctypes.CDLL(compiled(tmp_path, "own_allocator"))
+    native.own_allocator.restype = ctypes.c_void_p
+    # Mappings are much larger than the interval: all are sampled.
+    with nativeprof.Profiler(mode="alloc", interval=1 << 14, max_overhead=1.0) as profiler:
+        kept = map_memory(12)
+        for closed in [kept.pop() for _ in range(4)]:
+            closed.close()
+        address = native.own_allocator(ctypes.c_ulong(5 * MEGABYTE))
+    profile = profiler.profile
+    mapped = amounts(profile, "map_memory")
+    assert abs(mapped["mapped_bytes"] / MEGABYTE - 8) < 0.01, mapped
+    # They are no blocks.
+    assert mapped["alloc_bytes"] < MEGABYTE, mapped
+    assert abs(amounts(profile, "own_allocator")["mapped_bytes"] / MEGABYTE - 5) < 0.01
+    assert address and "own_allocator.so mapped 5.00 MiB and did not call malloc" in profile.summary()
+    assert profile.top(value="mapped_bytes")._whole >= 13 * MEGABYTE
 
 
 @pytest.mark.parametrize(

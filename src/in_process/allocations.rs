@@ -4,7 +4,7 @@
 //! A block of `s` bytes is sampled with the probability `1 - exp(-s / mean)`, so one that was stands for
 //! `1 / (1 - exp(-s / mean))` blocks of its size. The sums are unbiased, whatever the sizes are and however the mean changes.
 
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
 use rustc_hash::FxHashMap;
@@ -38,6 +38,10 @@ struct Row {
     /// Mean distance of samples that it was drawn with, bytes.
     mean: AtomicU64,
     tid: AtomicU32,
+    /// It is a mapping of anonymous memory; `size` is that of its beginning.
+    is_mapping: AtomicBool,
+    /// Bytes by which a mapping has grown since, less those that were unmapped.
+    change: AtomicI64,
 }
 
 /// How often allocations are sampled.
@@ -88,6 +92,8 @@ struct Block {
     size: f64,
     /// Blocks that it stands for.
     count: f64,
+    /// Of a mapping: bytes that are still mapped.
+    mapped: Option<f64>,
 }
 
 impl AllocationLog {
@@ -115,8 +121,9 @@ impl AllocationLog {
         self.chunks.get(number / CHUNK)?.get()?.get(number % CHUNK)
     }
 
-    /// Takes the stack of a block that the calling thread allocates; its number in the log. `None`: there is no room.
-    pub fn on_block(&self, size: usize, mean: u64) -> Option<u32> {
+    /// Takes the stack of a block that the calling thread allocates, or of memory that it maps; its number in the log. `None`:
+    /// there is no room.
+    pub fn on_block(&self, size: usize, mean: u64, is_mapping: bool) -> Option<u32> {
         let thread_cpu = || sys::clock::read_clock(libc::CLOCK_THREAD_CPUTIME_ID).unwrap_or(0);
         let (began, tid) = (thread_cpu(), sys::process::current_tid() as Tid);
         if tid == self.own_thread.load(Ordering::Relaxed) {
@@ -136,6 +143,7 @@ impl AllocationLog {
         row.size.store(size as u64, Ordering::Relaxed);
         row.mean.store(mean, Ordering::Relaxed);
         row.tid.store(tid, Ordering::Relaxed);
+        row.is_mapping.store(is_mapping, Ordering::Relaxed);
         row.time.store(time, Ordering::Release);
         self.spent
             .fetch_add(thread_cpu().saturating_sub(began), Ordering::Relaxed);
@@ -146,6 +154,13 @@ impl AllocationLog {
     pub fn on_end(&self, number: u32) {
         if let Some(row) = self.row(number) {
             row.end.store(sys::clock::now(), Ordering::Relaxed);
+        }
+    }
+
+    /// The mapping with this number has become larger or smaller by so many bytes.
+    pub fn on_resize(&self, number: u32, change: i64) {
+        if let Some(row) = self.row(number) {
+            row.change.fetch_add(change, Ordering::Relaxed);
         }
     }
 
@@ -203,8 +218,9 @@ impl AllocationLog {
         (self.options.set_mean)(mean);
     }
 
-    /// The blocks since the last call.
-    fn take(&self) -> Vec<Block> {
+    /// The blocks since the last call. `is_last`: no thread is at one any more, so that one that is not complete never will be: a
+    /// signal handler has left it by a jump, for one.
+    fn take(&self, is_last: bool) -> Vec<Block> {
         let mut reader = self.reader();
         let mut blocks = Vec::new();
         let used = self.used.load(Ordering::Relaxed);
@@ -212,8 +228,13 @@ impl AllocationLog {
             && let Some(row) = self.row(reader.taken)
         {
             let time = row.time.load(Ordering::Acquire);
-            if time == 0 {
+            if time == 0 && !is_last {
                 break; // the thread is at it
+            }
+            reader.taken += 1;
+            if time == 0 {
+                self.lost.fetch_add(1, Ordering::Relaxed);
+                continue;
             }
             let (size, mean) = (row.size.load(Ordering::Relaxed), row.mean.load(Ordering::Relaxed));
             blocks.push(Block {
@@ -222,15 +243,19 @@ impl AllocationLog {
                 end: row.end.load(Ordering::Relaxed),
                 size: size as f64,
                 count: weight(size, mean),
+                mapped: row.is_mapping.load(Ordering::Relaxed).then(|| {
+                    let change = row.change.load(Ordering::Relaxed);
+                    size.saturating_add_signed(change) as f64
+                }),
             });
-            reader.taken += 1;
         }
         blocks
     }
 
     /// Adds to a profile, whose first sample was taken at `start` or later (ns), the values of the blocks since the last call.
-    pub(super) fn add_values(&self, profile: &mut Profile, start: u64) {
-        add_values(profile, start, &self.take());
+    /// `is_last`: nothing is sampled any more.
+    pub(super) fn add_values(&self, profile: &mut Profile, start: u64, is_last: bool) {
+        add_values(profile, start, &self.take(is_last));
         profile.meta.quality.lost += self.lost.swap(0, Ordering::Relaxed);
         profile.meta.rate = 0;
     }
@@ -244,8 +269,9 @@ fn weight(size: u64, mean: u64) -> f64 {
 /// What was live when, times in ns as they are in the blocks, and which of the blocks were live when most was.
 fn live_over_time(blocks: &[Block]) -> (MemoryObserver<1>, Vec<bool>) {
     let bytes = |block: &Block| block.size * block.count;
-    let begins = blocks.iter().map(|block| (block.time, bytes(block)));
-    let ends = blocks.iter().filter(|block| block.end != 0);
+    let heap = || blocks.iter().filter(|block| block.mapped.is_none());
+    let begins = heap().map(|block| (block.time, bytes(block)));
+    let ends = heap().filter(|block| block.end != 0);
     let mut changes: Vec<(u64, f64)> = begins.chain(ends.map(|block| (block.end, -bytes(block)))).collect();
     changes.sort_by_key(|(time, _)| *time);
     let (mut live, mut most, mut peak) = (0.0, 0.0, 0);
@@ -294,6 +320,7 @@ fn add_values(profile: &mut Profile, start: u64, blocks: &[Block]) {
     let (mut over_time, at_peak) = live_over_time(blocks);
     over_time.extend_to(start.saturating_add(duration));
     profile.meta.memory_over_time = over_time.finish().of_profile(start, duration);
+    let mapped = blocks.iter().map(|block| block.mapped.is_some()).collect();
     let columns = [
         (ValueType::ALLOC_BYTES, &all),
         (ValueType::ALLOCS, &all),
@@ -301,13 +328,20 @@ fn add_values(profile: &mut Profile, start: u64, blocks: &[Block]) {
         (ValueType::LIVE_ALLOCS, &live),
         (ValueType::PEAK_BYTES, &at_peak),
         (ValueType::LEAKED_BYTES, &leaked(blocks, &nodes, start, duration)),
+        (ValueType::MAPPED_BYTES, &mapped),
     ];
     for (kind, is_counted) in columns {
         let (mut of_nodes, mut of_samples) = (vec![0u64; profile.nodes.len()], vec![0u64; profile.timeline.len()]);
         // What rounding leaves goes to the next block, so that sums are right.
         let mut rest = 0.0;
-        for (at, block) in blocks.iter().enumerate().filter(|(at, _)| is_counted[*at]) {
-            let size = if kind.unit == Unit::Bytes { block.size } else { 1.0 };
+        let is_of_mappings = kind == ValueType::MAPPED_BYTES;
+        let counted = blocks.iter().enumerate();
+        for (at, block) in counted.filter(|(at, block)| is_counted[*at] && block.mapped.is_some() == is_of_mappings) {
+            let size = match (kind.unit, block.mapped) {
+                (Unit::Bytes, Some(mapped)) => mapped,
+                (Unit::Bytes, None) => block.size,
+                _ => 1.0,
+            };
             let exact = size * block.count + rest;
             let amount = exact.round().max(0.0);
             rest = exact - amount;
@@ -337,6 +371,7 @@ mod tests {
             end,
             size,
             count: 2.0,
+            mapped: None,
         }
     }
 
@@ -372,12 +407,17 @@ mod tests {
             ..Profile::default()
         };
         profile.meta.duration = 1e-6;
-        // The first is freed before the third comes; the last has no sample.
+        // The first is freed before the third comes; the fourth has no sample; the last is a mapping, half of it unmapped.
+        let mapping = Block {
+            mapped: Some(500.0),
+            ..block(120, 0, 1000.0)
+        };
         let blocks = [
             block(110, 125, 100.0),
             block(120, 0, 10.1),
             block(130, 140, 50.0),
             block(131, 0, 1.0),
+            mapping,
         ];
         add_values(&mut profile, 100, &blocks);
         let over_time = &profile.meta.memory_over_time;
@@ -390,6 +430,7 @@ mod tests {
             ("live_allocs", [4, 2, 2], [0, 2, 0]),
             ("peak_bytes", [220, 220, 20], [200, 20, 0]),
             ("leaked_bytes", [0, 0, 0], [0, 0, 0]),
+            ("mapped_bytes", [1000, 1000, 1000], [0, 1000, 0]),
         ] {
             let value = profile.find_value(name).expect(name);
             assert_eq!(profile.amounts(value), nodes, "{name}");
@@ -425,14 +466,24 @@ mod tests {
             set_mean: |_| {},
         });
         // No recording runs: blocks have no stacks.
-        let first = log.on_block(64, 1000).expect("room");
+        let first = log.on_block(64, 1000, false).expect("room");
         log.on_end(first);
         log.on_end(u32::MAX);
-        log.on_block(128, 2000).expect("room");
-        let blocks = log.take();
-        assert_eq!(blocks.len(), 2);
+        let mapping = log.on_block(128, 2000, true).expect("room");
+        log.on_resize(mapping, -100);
+        log.on_resize(mapping, 4);
+        // One that another thread has begun with.
+        log.used.fetch_add(1, Ordering::Relaxed);
+        let blocks = log.take(false);
+        assert_eq!(
+            (blocks.len(), blocks[0].mapped, blocks[1].mapped),
+            (2, None, Some(32.0))
+        );
         assert!(blocks[0].end >= blocks[0].time && blocks[1].end == 0);
         assert_eq!(blocks[0].tid, sys::process::current_tid() as Tid);
-        assert_eq!(log.take(), []);
+        assert_eq!((log.take(false), log.lost.load(Ordering::Relaxed)), (vec![], 0));
+        log.on_block(256, 1000, false).expect("room");
+        assert_eq!(log.take(false), [], "it waits for the one before");
+        assert_eq!((log.take(true).len(), log.lost.load(Ordering::Relaxed)), (1, 1));
     }
 }

@@ -212,11 +212,11 @@ impl RecordingThread {
         loop {
             // The owner cannot disappear silently: dropping its end of the channel sends `Stop`.
             match received.try_recv() {
-                Ok(RecorderCommand::Take(reply)) => drop(reply.send(self.profile())),
+                Ok(RecorderCommand::Take(reply)) => drop(reply.send(self.profile(false))),
                 Ok(RecorderCommand::Stop(reply)) => {
                     self.recording.stop();
                     self.poll(Duration::ZERO);
-                    let _ = reply.send(self.profile());
+                    let _ = reply.send(self.profile(true));
                     return;
                 }
                 Err(_) => {}
@@ -234,8 +234,8 @@ impl RecordingThread {
         }
     }
 
-    /// The profile so far; the next one begins.
-    fn profile(&mut self) -> Profile {
+    /// The profile so far; the next one begins, unless it is the last.
+    fn profile(&mut self, is_last: bool) -> Profile {
         if self.allocations.is_some() {
             self.poll(Duration::ZERO);
         }
@@ -244,7 +244,7 @@ impl RecordingThread {
         let before = std::mem::replace(&mut self.cpu_before, cpu);
         let mut profile = self.recording.take_profile(cpu.saturating_sub(before) as f64 / 1e9);
         if let Some(allocations) = &self.allocations {
-            allocations.add_values(&mut profile, start);
+            allocations.add_values(&mut profile, start, is_last);
         }
         profile
     }
