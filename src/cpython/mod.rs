@@ -22,6 +22,7 @@ pub mod line_table;
 pub mod object_layout;
 mod own_states;
 pub mod repr;
+pub mod script_request;
 pub mod spans;
 pub mod strings;
 pub mod tasks;

@@ -20,6 +20,21 @@ pub fn read_memory(pid: u32, avma: u64, buf: &mut [u8]) -> usize {
     n.max(0) as usize
 }
 
+/// Writes memory of another process, which must be writable there. True if all of it was written.
+pub fn write_memory(pid: u32, avma: u64, bytes: &[u8]) -> bool {
+    let local = libc::iovec {
+        iov_base: bytes.as_ptr().cast_mut().cast(),
+        iov_len: bytes.len(),
+    };
+    let remote = libc::iovec {
+        iov_base: avma as *mut _,
+        iov_len: bytes.len(),
+    };
+    // SAFETY: the local iovec covers exactly `bytes`, which the kernel only reads; only it accesses the remote address.
+    let n = unsafe { libc::process_vm_writev(pid as i32, &local, 1, &remote, 1, 0) };
+    n == bytes.len() as isize
+}
+
 /// Copies pieces of memory of another process (address and length each), one after the other, up to the first that is
 /// not readable; returns the bytes copied. Allocates nothing.
 pub fn read_memory_pieces(pid: u32, pieces: &[(u64, usize)], buf: &mut [u8]) -> usize {

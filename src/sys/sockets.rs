@@ -8,6 +8,7 @@ use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
 
 use super::check;
+use crate::event::Pid;
 
 /// Bytes of a control message with one descriptor, and the same as an aligned buffer.
 const ONE: u32 = size_of::<RawFd>() as u32;
@@ -77,12 +78,37 @@ pub fn receive_with_file(stream: &UnixStream, buffer: &mut [u8]) -> io::Result<(
     }
 }
 
+/// The process at the other end, as its number was when it connected. `None`: it has no number here.
+pub fn peer(stream: &UnixStream) -> Option<Pid> {
+    // SAFETY: plain integers, for which zero is valid; pointer and size describe the structure that the kernel fills.
+    let credentials = unsafe {
+        let mut credentials: libc::ucred = std::mem::zeroed();
+        let mut size = size_of::<libc::ucred>() as libc::socklen_t;
+        check(i64::from(libc::getsockopt(
+            stream.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_PEERCRED,
+            (&raw mut credentials).cast(),
+            &raw mut size,
+        )))
+        .ok()?;
+        credentials
+    };
+    Pid::try_from(credentials.pid).ok().filter(|pid| *pid != 0)
+}
+
 #[cfg(test)]
 mod tests {
     use std::io::{Read, Write};
     use std::os::fd::AsFd;
 
     use super::*;
+
+    #[test]
+    fn a_peer_has_a_number() {
+        let (ours, _theirs) = UnixStream::pair().unwrap();
+        assert_eq!(peer(&ours), Some(std::process::id()));
+    }
 
     #[test]
     fn a_file_arrives_with_its_message() {

@@ -55,6 +55,8 @@ pub struct VersionFacts {
     pub has_version_literal: bool,
     /// Where the offsets that the interpreter publishes lie in its table (`_Py_DebugOffsets`, 3.13 and later).
     pub debug_offsets: Option<OffsetPositions>,
+    /// Where the offsets for requests to run a script lie in that table (PEP 768, 3.14 and later).
+    pub script_requests: Option<usize>,
     /// Where the number of the next code object is, if code objects are numbered and their freeing is not counted (3.12
     /// and 3.13; Objects/codeobject.c).
     pub code_numbers: Option<CodeNumbers>,

@@ -12,6 +12,7 @@ pub const VERSION: VersionFacts = VersionFacts {
     layout: LAYOUT,
     free_threaded: Some(FREE_THREADED),
     debug_offsets: Some(POSITIONS),
+    script_requests: Some(712),
     code_numbers: None,
     objects: OBJECTS,
     tasks: Some(TASKS),

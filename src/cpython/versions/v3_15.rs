@@ -13,6 +13,7 @@ pub const VERSION: VersionFacts = VersionFacts {
     layout: LAYOUT,
     free_threaded: Some(FREE_THREADED),
     debug_offsets: Some(POSITIONS),
+    script_requests: Some(840),
     objects: OBJECTS,
     heap: Some(HEAP),
     tasks: Some(TASKS),

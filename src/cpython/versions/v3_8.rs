@@ -13,6 +13,7 @@ pub const VERSION: VersionFacts = VersionFacts {
     early_gilstate: (0, 0),
     has_version_literal: true,
     debug_offsets: None,
+    script_requests: None,
     code_numbers: None,
     objects: OBJECTS,
     heap: Some(HEAP),
