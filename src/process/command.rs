@@ -36,7 +36,7 @@ pub fn program(name: &str) -> Option<PathBuf> {
     None
 }
 
-fn search(name: &str) -> Option<PathBuf> {
+pub(super) fn search(name: &str) -> Option<PathBuf> {
     if name.contains('/') {
         return Some(name.into());
     }
