@@ -9,6 +9,7 @@ import importlib
 import os
 import signal
 import sys
+import threading
 import types
 from typing import Any, Callable
 
@@ -246,6 +247,7 @@ class _Recording:
         self.options = options
         self.profiler = _profiler(options)
         self.pid = os.getpid()
+        self._lock = threading.RLock()
         self.profiler.start()
         # Registered before what the program registers, it is called after that.
         atexit.register(self.finish)
@@ -269,15 +271,19 @@ class _Recording:
             self.finish()
 
     def finish(self) -> None:
-        if os.getpid() != self.pid or not self.profiler._is_running():
+        if os.getpid() != self.pid:
             return
-        try:
-            profile: Profile | _Timeline = self.profiler.stop()
-            written = self._save(profile)
-            if not self.options.quiet:
-                _say(profile.summary(written))
-        finally:
-            _native.release_end()
+        # Who comes second waits: the process must not end before the profile is written.
+        with self._lock:
+            if not self.profiler._is_running():
+                return
+            try:
+                profile: Profile | _Timeline = self.profiler.stop()
+                written = self._save(profile)
+                if not self.options.quiet:
+                    _say(profile.summary(written))
+            finally:
+                _native.release_end()
 
     def _save(self, profile: Profile | _Timeline) -> str:
         """Writes the profile, to another directory if its own fails; returns a text with the path."""
