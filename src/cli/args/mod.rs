@@ -479,6 +479,10 @@ pub struct RecordArgs {
     /// process's memory was (peak)
     #[arg(long, value_enum, value_name = "TIME", hide_possible_values = true)]
     pub at: Option<ResidentAt>,
+    /// Sample what a Python program allocates instead of its time, from inside by the package `nativeprof`: all of it, what is
+    /// not freed, and what was not when most was allocated
+    #[arg(long, conflicts_with_all = NOT_WITH_ALLOC)]
+    pub alloc: bool,
     /// Also sample child processes
     #[arg(long)]
     pub subprocesses: bool,
@@ -512,6 +516,28 @@ pub struct RecordArgs {
     #[arg(long, value_name = "N", default_value_t = 1000, requires = "save_tape")]
     pub tape_samples: u64,
 }
+
+/// Options that have no effect on allocations.
+const NOT_WITH_ALLOC: [&str; 18] = [
+    "rate",
+    "backend",
+    "event",
+    "mode",
+    "min_blocked",
+    "wakers",
+    "attribute_workers",
+    "gil",
+    "kernel",
+    "subprocesses",
+    "tasks",
+    "lag",
+    "spans",
+    "with_parent",
+    "save_tape",
+    "tape_samples",
+    "debuginfod",
+    "idle",
+];
 
 fn format_help() -> String {
     let names: Vec<_> = FORMATS.iter().map(|format| format.name).collect();

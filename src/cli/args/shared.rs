@@ -73,12 +73,12 @@ pub struct Sampling {
     /// (eBPF only)
     #[arg(long, value_name = "DURATION", value_parser = duration)]
     pub min_blocked: Option<u64>,
-    /// With --mode rss: bytes between two samples on average, such as 64KiB or 4MiB [default: 512KiB]
+    /// With --mode rss or --alloc: bytes between two samples on average, such as 64KiB or 4MiB [default: 512KiB]
     #[arg(long, value_name = "BYTES", value_parser = interval)]
     pub interval: Option<u64>,
-    /// With --mode rss: take fewer samples when taking stacks uses more than this part of the target's CPU time, in percent
-    /// [default: 1]
-    #[arg(long, value_name = "PERCENT", value_parser = percentage)]
+    /// With --mode rss or --alloc: take fewer samples when taking stacks uses more than this part of the target's CPU time
+    /// [default: 1%]
+    #[arg(long, value_name = "PERCENT", value_parser = overhead)]
     pub max_overhead: Option<f64>,
     /// With --mode off-cpu or wall: below each wait, show the stack of the thread that ended it (eBPF only)
     #[arg(long)]
@@ -208,9 +208,14 @@ impl Sampling {
         }
     }
 
-    /// Bytes between two samples of resident memory, on average.
-    fn interval(&self) -> u64 {
+    /// Bytes between two samples of memory, on average.
+    pub fn interval(&self) -> u64 {
         self.interval.unwrap_or(DEFAULT_INTERVAL)
+    }
+
+    /// Part of the target's CPU time that taking stacks may use.
+    pub fn max_overhead(&self) -> f64 {
+        self.max_overhead.unwrap_or(DEFAULT_OVERHEAD)
     }
 
     /// How often samples are taken, for messages; `rate` in samples per second.
@@ -228,14 +233,16 @@ impl Sampling {
             return self.check_memory();
         }
         if self.interval.is_some() {
-            return Err(Error::new(ErrorKind::Usage, "--interval needs --mode rss")
-                .why("it is a number of bytes, and only samples of resident memory are taken by bytes")
+            return Err(Error::new(ErrorKind::Usage, "--interval needs --mode rss or --alloc")
+                .why("it is a number of bytes, and only samples of memory are taken by bytes")
                 .hint("--mode rss --interval ..., or --rate for samples of time"));
         }
         if self.max_overhead.is_some() {
-            return Err(Error::new(ErrorKind::Usage, "--max-overhead needs --mode rss")
-                .why("samples of time are taken at a rate, which bounds what they use")
-                .hint("--rate for fewer samples of time, or --mode rss"));
+            return Err(
+                Error::new(ErrorKind::Usage, "--max-overhead needs --mode rss or --alloc")
+                    .why("samples of time are taken at a rate, which bounds what they use")
+                    .hint("--rate for fewer samples of time, or --mode rss"),
+            );
         }
         if self.mode != Mode::Cpu && matches!(self.event, EventKind::PageFaults | EventKind::ContextSwitches) {
             return Err(
@@ -292,7 +299,7 @@ impl Sampling {
                 wakers: self.wakers,
             },
             interval: self.interval(),
-            max_overhead: self.max_overhead.unwrap_or(DEFAULT_OVERHEAD) / 100.0,
+            max_overhead: self.max_overhead(),
             children,
             workers: self.attribute_workers,
             spans: false,
@@ -311,17 +318,8 @@ pub(super) fn number_and_unit(text: &str) -> Option<(f64, String)> {
 /// Bytes between two samples of resident memory on average, where none are chosen.
 const DEFAULT_INTERVAL: u64 = 512 << 10;
 
-/// Percent of the target's CPU time that taking stacks at changes of resident memory may use, where none is chosen.
-const DEFAULT_OVERHEAD: f64 = 1.0;
-
-/// A part of the CPU time, in percent.
-fn percentage(text: &str) -> Result<f64, String> {
-    let number = text.trim_end_matches('%').trim_end().parse().ok();
-    let is_part = |percent: &f64| (0.001..=100.0).contains(percent);
-    number
-        .filter(is_part)
-        .ok_or_else(|| "PERCENT is a number from 0.001 to 100".into())
-}
+/// Part of the target's CPU time that taking stacks may use where none is chosen.
+const DEFAULT_OVERHEAD: f64 = 0.01;
 
 /// Bytes between two samples: of a page up to a terabyte.
 fn interval(text: &str) -> Result<u64, String> {
@@ -523,6 +521,14 @@ pub fn confidence(text: &str) -> Result<f64, String> {
     }
 }
 
+/// A part of CPU time: `1%` is 0.01.
+pub fn overhead(text: &str) -> Result<f64, String> {
+    match percent(text) {
+        Ok(percent) if percent > 0.0 && percent <= 100.0 => Ok(percent / 100.0),
+        _ => Err("PERCENT is a part of the CPU time, above 0 % and at most 100 %: 1%, 0.5%".into()),
+    }
+}
+
 /// A limit, percent.
 pub fn percent(text: &str) -> Result<f64, String> {
     match text.strip_suffix('%').unwrap_or(text).trim_end().parse::<f64>() {
@@ -584,6 +590,7 @@ pub fn values() -> Offered {
         "rss_returned_bytes",
         "peak_bytes",
         "leaked_bytes",
+        "mapped_bytes",
     ])
 }
 

@@ -1,5 +1,6 @@
 //! One file per command.
 
+pub mod allocations;
 pub mod compare;
 pub mod completions;
 pub mod diff;

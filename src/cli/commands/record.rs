@@ -10,6 +10,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use crate::capture::{self, Backend};
 use crate::cli::args::{RecordArgs, ResidentAt};
 use crate::cli::backend::check_rate;
+use crate::cli::commands::allocations;
 use crate::cli::discover;
 use crate::cli::live::{Invoker, LiveOptions, LiveRecording, LiveTarget, PreparedTarget};
 use crate::cli::output::Output;
@@ -39,6 +40,9 @@ const TASK_POLL: Duration = Duration::from_millis(5);
 /// Samples the target until it exits, the duration is over or Ctrl-C, and writes the profile. The exit code is that of
 /// a launched command, 128 plus the number of the signal that killed it, else 0.
 pub fn record(target: LiveTarget, options: &RecordArgs) -> Result<u8> {
+    if options.alloc {
+        return allocations::record(target, options);
+    }
     check_rate(options.rate)?;
     if options.save_tape.is_some() {
         if options.save_tape.as_deref() == Some(Path::new("-")) {
@@ -128,10 +132,7 @@ pub fn record(target: LiveTarget, options: &RecordArgs) -> Result<u8> {
             profile.show_peak();
         }
         let written = output.write(&profile)?;
-        if let Some(text) = first_functions::text(&profile, &TerminalStyle::of_stderr()) {
-            print_line(&text);
-        }
-        print_line(&summary::block(&profile.meta, &written, options.verbose));
+        print_finished(&profile, &written, options.verbose);
         print_remarks(options, &finished, &profile, children);
         output.browse(true);
         Ok((finished, profile))
@@ -194,6 +195,14 @@ fn sample(live: &mut LiveRecording, options: &RecordArgs) -> (bool, Option<Error
 /// Whether the program that started this one is gone, or wants no profile any more.
 fn is_left_alone(options: &RecordArgs) -> bool {
     options.with_parent && sys::files::is_hung_up(std::io::stdin().as_fd())
+}
+
+/// Prints the first functions of a profile, and its summary.
+pub(super) fn print_finished(profile: &Profile, written: &str, is_verbose: bool) {
+    if let Some(text) = first_functions::text(profile, &TerminalStyle::of_stderr()) {
+        print_line(&text);
+    }
+    print_line(&summary::block(&profile.meta, written, is_verbose));
 }
 
 /// Prints what a user may want to know of the profile besides the summary's block.
