@@ -41,13 +41,13 @@
 //! **Refused** ([`Refusal`]): more handlers than [`MAX_HANDLERS`], Python's domains where no Python runs, and a process in
 //! which the hooks cannot stay loaded.
 //!
-//! **Not seen**: calls of the module that this crate is linked into (a program that installs a handler for itself sees the
-//! other modules' calls only); `brk`; `mmap`, but for samples; allocators linked into a module (jemalloc in some wheels), or reached by
-//! an address that was looked up (`dlsym`, so `ctypes` too) or stored before, a slot that holds another tool's hook among
-//! them; what the loader allocates for itself; calls between functions of the C library, except `malloc`, `calloc`,
-//! `realloc` and `free` where it calls them through its own slots, as glibc does; what a library allocates while it is
-//! loaded; modules in other link namespaces (`dlmopen`). Two objects that both contain this crate are two tools: the
-//! second one finds the slots taken.
+//! **Not seen**: calls of the module that this crate is linked into (a program that installs a handler for itself sees
+//! the other modules' calls only); `brk`; `mmap`, but for samples; allocators linked into a module (jemalloc in some
+//! wheels), or reached by an address that was looked up (`dlsym`, so `ctypes` too) or stored before, a slot that holds
+//! another tool's hook among them; what the loader allocates for itself; calls between functions of the C library,
+//! except `malloc`, `calloc`, `realloc` and `free` where it calls them through its own slots, as glibc does; what a
+//! library allocates while it is loaded; modules in other link namespaces (`dlmopen`). Two objects that both contain
+//! this crate are two tools: the second one finds the slots taken.
 //!
 //! **On the path of a call** no lock is taken, nothing is allocated and no Python object is touched: two atomic
 //! additions to a counter shared by few threads, and the handlers. A handler is never called from within a handler on
