@@ -695,7 +695,7 @@ impl<'a> Counter<'a> {
             torn: self.torn,
             types: types.into_iter().map(|(_, row)| row).collect(),
             large,
-            is_full: self.has_read_all && self.missed == 0 && self.c_heap.units == self.c_heap.all,
+            is_full: self.has_read_all && self.torn == 0 && self.missed == 0 && self.c_heap.units == self.c_heap.all,
             is_truncated: self.is_truncated || self.types.is_truncated,
         }
     }
