@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use libfuzzer_sys::fuzz_target;
-use nativeprof::heap::glibc::{Arena, Block, Deadline, Segment, Target, Walk, find, read};
+use nativeprof::heap::glibc::{Arena, Block, Deadline, PLACES, Segment, Target, Walk, find, read};
 use nativeprof::heap::mappings::divide;
 use nativeprof::heap::present::Present;
 use nativeprof::process::memory::Memory;
@@ -72,6 +72,7 @@ fuzz_target!(|input: &[u8]| {
             system: size(heap),
             segments: vec![segment],
             missing: 0,
+            places: PLACES[usize::from(head[1] >> 2 & 1)],
         }]
     });
     let mut claims = Vec::new();

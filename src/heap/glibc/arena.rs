@@ -10,7 +10,7 @@ use crate::process::smaps::{Area, Smaps};
 
 /// Places in `struct malloc_state`, bytes. What is around the bins is the same in all versions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Places {
+pub struct Places {
     /// Lists of small free chunks (`fastbinsY`).
     fastbins: Option<u64>,
     bins: u64,
@@ -19,7 +19,7 @@ struct Places {
 }
 
 /// Those of glibc 2.36, and of 2.43, which has no fastbins. Both are aligned to 16 bytes, so neither is taken for the other.
-const PLACES: [Places; 2] = [
+pub const PLACES: [Places; 2] = [
     Places {
         fastbins: Some(16),
         bins: 112,
@@ -88,7 +88,8 @@ pub struct Arena {
     pub segments: Vec<Segment>,
     /// The part of `system` that is in no segment: where that is, is not known.
     pub missing: u64,
-    places: Places,
+    /// Where its `malloc_state` has what is read of it.
+    pub places: Places,
 }
 
 impl Arena {

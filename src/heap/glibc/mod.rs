@@ -18,7 +18,7 @@ use super::present::{Present, PresentMemory};
 use crate::process::memory::Memory;
 use crate::process::smaps::Smaps;
 use crate::sys::clock;
-pub use arena::Arena;
+pub use arena::{Arena, PLACES, Places};
 pub use walk::{Chunks, Segment, Walk};
 
 /// Chunks in use of so many bytes or more are listed one by one.
