@@ -26,7 +26,6 @@ __all__ = [
     "is_tracing",
     "llprocess",
     "merge",
-    "next_phase",
     "notebook_view",
     "plot_data",
     "print_uncaught",
@@ -64,9 +63,6 @@ def get_profile(
 ) -> dict[str, Any]: ...
 def plot_data(state: dict[str, Any], profile_interval: float) -> dict[str, list[Any]]: ...
 def thread_stack(tid: int, maxdepth: int, show_python: bool) -> list[tuple[int, str, int, bool]]: ...
-def next_phase(left: span | None, /, *entered: span) -> float:
-    """Leaves a span, enters others, and returns the CPU time of this process (seconds)."""
-
 def this_machine() -> dict[str, str | int]:
     """What is known of this machine, with the keys of files."""
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Callable
 import pytest
 
 from nativeprof import _files, span
-from nativeprof._native import next_phase, this_machine
+from nativeprof._native import this_machine
 
 from . import limits, memory, results
 from .recording import RATE, Recording, command, untimed
@@ -135,9 +135,12 @@ class _TestProcess:
                 self._wrong = str(error)
         # Also if an earlier test has stopped it.
         recording.start(self._limits.rate or RATE)
-        # Those of an earlier test, if that was not torn down.
-        left, self._labels = self._labels, span("pytest", test=self._label)
-        self._since = next_phase(left, self._labels, _SETUP)
+        if self._labels is not None:
+            self._labels.__exit__()  # the earlier test was not torn down
+        self._labels = span("pytest", test=self._label)
+        self._labels.__enter__()
+        _SETUP.__enter__()
+        self._since = process_time()
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, Any, Any]:
@@ -154,13 +157,17 @@ class _TestProcess:
             self._rounds = benchmarks.follow(benchmark, recording, self._label)
             of_rest = None if self._rounds is None else untimed(self._label)
             around = benchmarks.around(benchmark, recording, self._labels, of_rest)
-        begin = next_phase(_SETUP, _CALL)
+        _SETUP.__exit__()
+        _CALL.__enter__()
+        begin = process_time()
         found.cpu["setup"] = begin - self._since
         try:
             with around:
                 result = yield
         finally:
-            self._since = next_phase(_CALL, _TEARDOWN)
+            self._since = process_time()
+            _CALL.__exit__()
+            _TEARDOWN.__enter__()
             found.cpu["call"] = self._since - begin
             if self._rounds is not None:
                 self._rounds.put_into(found)
@@ -179,13 +186,17 @@ class _TestProcess:
             self._begin_test(item, self.recording)  # another plugin has skipped it before its setup
         cpu = self.result.cpu
         if "call" not in cpu:
-            end = next_phase(_SETUP, _TEARDOWN)
+            _SETUP.__exit__()
+            _TEARDOWN.__enter__()
+            end = process_time()
             cpu["setup"], self._since = end - self._since, end
         try:
             return (yield)
         finally:
-            cpu["teardown"] = next_phase(self._labels) - self._since
-            self._labels = None
+            cpu["teardown"] = process_time() - self._since
+            if self._labels is not None:
+                self._labels.__exit__()  # and with it the phase within
+                self._labels = None
             if self.recording is not None:
                 if "repeated" in cpu:
                     # Not the properties of an earlier attempt.

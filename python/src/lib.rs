@@ -53,7 +53,7 @@ mod _native {
     #[pymodule_export]
     use super::program_end::{announcing_exit, before_end_by_signal, release_end};
     #[pymodule_export]
-    use super::spans::{Span, current_labels, next_phase, spans_are_published};
+    use super::spans::{Span, current_labels, spans_are_published};
     #[pymodule_export]
     use super::stacks::thread_stack;
     #[pymodule_export]

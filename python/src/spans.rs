@@ -16,7 +16,6 @@ use nativeprof::cpython::spans::{self, WORDS};
 use nativeprof::cpython_layout::SpanLocation;
 use nativeprof::process::memory::Memory;
 use nativeprof::process::system::{LiveSystem, ProcessMemory};
-use nativeprof::sys::clock::process_cpu_time;
 use pyo3::exceptions::PyTypeError;
 use pyo3::ffi;
 use pyo3::prelude::*;
@@ -249,42 +248,9 @@ impl Span {
             return Ok(slf);
         };
         let variable = object.bind(py);
-        let value = slf.get().within(&slf, api.get(variable)?)?;
-        api.set(variable, value.as_ptr())?;
-        Ok(slf)
-    }
-
-    /// Leaves the span: the one around it is active again. Left in another context than it was entered in, such as that of a task
-    /// that closes a generator, it changes nothing.
-    #[pyo3(signature = (*_exception))]
-    fn __exit__(slf: &Bound<'_, Self>, _exception: &Bound<'_, PyTuple>) -> PyResult<bool> {
-        let py = slf.py();
-        let Some(ContextVariable { api, object }) = variable(py)? else {
-            return Ok(false);
-        };
-        let variable = object.bind(py);
-        if let Some(outer) = around(slf, api.get(variable)?)? {
-            api.set(variable, outer.as_ptr())?;
-        }
-        Ok(false)
-    }
-
-    fn __call__(slf: Bound<'_, Self>, function: Bound<'_, PyAny>) -> PyResult<Py<PyAny>> {
-        let decorate = slf.py().import("nativeprof._spans")?.getattr("decorate")?;
-        Ok(decorate.call1((slf, function))?.unbind())
-    }
-
-    fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
-        Ok(format!("<nativeprof.span {}>", self.name.bind(py).repr()?))
-    }
-}
-
-impl Span {
-    /// The value of the variable where this span, which is `slf`, is active within the one of the value `outer`.
-    fn within<'py>(&self, slf: &Bound<'py, Self>, outer: Option<Bound<'py, PyAny>>) -> PyResult<Bound<'py, PyAny>> {
-        let py = slf.py();
+        let outer = api.get(variable)?;
         let outer = outer.filter(|outer| !outer.is_none());
-        let own = &self.record;
+        let own = &slf.get().record;
         let record = match outer.as_ref().map(|outer| span_parts(outer)).transpose()? {
             None => PyBytes::new(py, own),
             Some((record, ..)) => {
@@ -299,48 +265,40 @@ impl Span {
             }
         };
         let outer = outer.unwrap_or_else(|| py.None().into_bound(py));
-        Ok(PyTuple::new(py, [record.as_any(), &outer, slf.as_any()])?.into_any())
+        let value = PyTuple::new(py, [record.as_any(), &outer, slf.as_any()])?;
+        api.set(variable, value.as_ptr())?;
+        Ok(slf)
     }
-}
 
-/// The value that a span has replaced, if it is the one of the value `active` or around that.
-fn around<'py>(span: &Bound<'py, Span>, active: Option<Bound<'py, PyAny>>) -> PyResult<Option<Bound<'py, PyAny>>> {
-    let mut value = active;
-    while let Some(active) = value.filter(|value| !value.is_none()) {
-        let (_, outer, here) = span_parts(&active)?;
-        if here.is(span) {
-            return Ok(Some(outer));
-        }
-        value = Some(outer);
-    }
-    Ok(None)
-}
-
-/// Leaves a span, enters others, each within the one before it, and returns the CPU time of this process (seconds): what is done
-/// between the phases of each test, where each step of its own would take as long.
-#[pyfunction]
-#[pyo3(signature = (left, /, *entered))]
-pub fn next_phase<'py>(
-    py: Python<'py>,
-    left: Option<&Bound<'py, Span>>,
-    entered: &Bound<'py, PyTuple>,
-) -> PyResult<f64> {
-    if let Some(ContextVariable { api, object }) = variable(py)? {
+    /// Leaves the span: the one around it is active again. Left in another context than it was entered in, such as that of a task
+    /// that closes a generator, it changes nothing.
+    #[pyo3(signature = (*_exception))]
+    fn __exit__(slf: &Bound<'_, Self>, _exception: &Bound<'_, PyTuple>) -> PyResult<bool> {
+        let py = slf.py();
+        let Some(ContextVariable { api, object }) = variable(py)? else {
+            return Ok(false);
+        };
         let variable = object.bind(py);
         let mut value = api.get(variable)?;
-        if let Some(left) = left
-            && let Some(outer) = around(left, value.clone())?
-        {
+        while let Some(active) = value.filter(|value| !value.is_none()) {
+            let (_, outer, span) = span_parts(&active)?;
+            if span.is(slf) {
+                api.set(variable, outer.as_ptr())?;
+                break;
+            }
             value = Some(outer);
         }
-        for span in entered {
-            let span = span.cast::<Span>()?;
-            value = Some(span.get().within(span, value)?);
-        }
-        let value = value.unwrap_or_else(|| py.None().into_bound(py));
-        api.set(variable, value.as_ptr())?;
+        Ok(false)
     }
-    Ok(process_cpu_time() as f64 / 1e9)
+
+    fn __call__(slf: Bound<'_, Self>, function: Bound<'_, PyAny>) -> PyResult<Py<PyAny>> {
+        let decorate = slf.py().import("nativeprof._spans")?.getattr("decorate")?;
+        Ok(decorate.call1((slf, function))?.unbind())
+    }
+
+    fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
+        Ok(format!("<nativeprof.span {}>", self.name.bind(py).repr()?))
+    }
 }
 
 type SpanParts<'py> = (Bound<'py, PyAny>, Bound<'py, PyAny>, Bound<'py, PyAny>);

@@ -110,29 +110,6 @@ def test_tasks_have_spans_of_their_own():
     assert seen == {f"task {n}": ["parent"] for n in range(5)}
 
 
-def test_a_phase_takes_the_place_of_another():
-    next_phase = nativeprof._native.next_phase
-    test, one, two = nativeprof.span("test", test="a"), nativeprof.span("one", phase="1"), nativeprof.span("two", phase="2")
-    labels = lambda: [value for key, value in nativeprof._native.current_labels() if key != "span"]  # noqa: E731
-    with nativeprof.span("outer", outer="o"):
-        before = time.process_time()
-        assert before <= next_phase(None, test, one) <= time.process_time()
-        assert labels() == ["o", "a", "1"]
-        next_phase(one, two)
-        assert labels() == ["o", "a", "2"]
-        # One that is not active changes nothing, and with an outer one those within it are left.
-        next_phase(one)
-        assert labels() == ["o", "a", "2"]
-        next_phase(test)
-        assert labels() == ["o"]
-    next_phase(None)
-    assert labels() == []
-    with pytest.raises(TypeError):
-        next_phase(None, "test")
-    with pytest.raises(TypeError):
-        next_phase("test")
-
-
 def test_threads_begin_without_spans():
     seen = []
     with nativeprof.span("here"):
