@@ -41,8 +41,8 @@ use comparable::{Compared, check_comparable, sampled_time};
 pub use gate::Gate;
 use text::Text;
 
-/// Compares. Without `--fail-above`, everything has passed. `seen_after`: growth by more than that was seen when there were so many
-/// runs of each side, which is the answer.
+/// Compares. Without `--fail-above`, everything has passed. `seen_after`: growth by more than that was seen when there were so
+/// many runs of each side, which is the answer.
 ///
 /// # Errors
 /// Those of [`inputs::read`]; `Usage` for invalid arguments; `Data` if a profile does not have what the
