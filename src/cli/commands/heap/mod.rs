@@ -80,7 +80,7 @@ pub fn heap(options: &HeapCommand) -> Result<()> {
     };
     let first = take()?;
     let Some(interval) = options.every.map(Duration::from_secs_f64) else {
-        phases::drop_for_symbolization(output.needs())?;
+        output.drop_privileges()?;
         return output.write(&first);
     };
     phases::restrict_to_sampling(Caps::NONE)?;

@@ -53,6 +53,17 @@ impl CensusOutput {
         self.file.as_ref().map_or(Caps::NONE, OutputFile::needs)
     }
 
+    /// Drops what is not needed to write it.
+    ///
+    /// # Errors
+    /// As [`phases::drop_all`].
+    pub fn drop_privileges(&self) -> Result<()> {
+        match self.needs() {
+            Caps::NONE => phases::drop_all(),
+            needs => phases::drop_for_symbolization(needs),
+        }
+    }
+
     /// Writes a census, and says where.
     pub fn write(&self, report: &Report) -> Result<()> {
         match self.format {
@@ -116,7 +127,7 @@ pub fn export(options: &Export) -> Option<Result<()>> {
     saved::open(&options.file).map(|file| {
         let path = page_path(options)?;
         let output = CensusOutput::new(Some(&path), Some(HeapFormat::Html))?;
-        phases::drop_for_symbolization(output.needs())?;
+        output.drop_privileges()?;
         output.write_page(&saved::read(&options.file, file)?)
     })
 }
