@@ -319,6 +319,11 @@ fn a_census_is_written_to_a_file() {
         ),
         (vec!["export", "heap.json", "-f", "svg"], 2, "exported as a page only"),
         (
+            vec!["export", "heap.json", "-f", "html", "-o", "heap.json"],
+            2,
+            "is the input and the output",
+        ),
+        (
             vec!["heap", &pid, "-o", "heap.png"],
             2,
             "supported extensions: .html, .json, .txt",

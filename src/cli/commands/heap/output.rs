@@ -135,7 +135,7 @@ pub fn export(options: &Export) -> Option<Result<()>> {
 /// Where the page of a saved census is written.
 ///
 /// # Errors
-/// `Usage` if something else than a page is wanted.
+/// `Usage` if something else than a page is wanted, or it would replace the census.
 fn page_path(options: &Export) -> Result<PathBuf> {
     let name = format!("{}.html", options.file.file_stem().unwrap_or_default().display());
     let path = match &options.output {
@@ -147,6 +147,15 @@ fn page_path(options: &Export) -> Result<PathBuf> {
         Some(format) => format == "html",
         None => input::is_standard(&path) || by_extension(&path).is_ok_and(|format| format == HeapFormat::Html),
     };
+    let is_input = path
+        .canonicalize()
+        .is_ok_and(|path| options.file.canonicalize().is_ok_and(|file| file == path));
+    if is_input {
+        let what = format!("{} is the input and the output", input::shown(&path));
+        return Err(Error::new(ErrorKind::Usage, what)
+            .why("it would be replaced")
+            .hint("choose another file with -o FILE"));
+    }
     if is_page {
         return Ok(path);
     }
