@@ -16,7 +16,8 @@ pub struct ResidentMemory {
     pub file: MemoryChanges,
     /// Shared memory: without a file, or of a file in memory.
     pub shared: MemoryChanges,
-    /// When the account began, ns since the start of the recording: later for a child, and for a program that the process executed.
+    /// When the account began, ns since the start of the recording: later for a child, and for a program that the
+    /// process executed.
     pub began: u64,
     /// The most that was resident; `None` where that is not known.
     pub peak: Option<MemoryPeak>,

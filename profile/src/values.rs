@@ -214,10 +214,11 @@ impl Profile {
         }
     }
 
-    /// Index in [`Profile::value_types`] of what views of the profile show unless another value is chosen: wall-clock time,
-    /// or another time of what is no sample, such as calls; bytes, of which each sample stands for a different number: memory
-    /// that grew and is still resident first, or was when most was ([`Profile::show_peak`]); the events that samples stand for; else the count. Samples of CPU time remain
-    /// samples: these stand for the same time each, and say how much they prove.
+    /// Index in [`Profile::value_types`] of what views of the profile show unless another value is chosen: wall-clock
+    /// time, or another time of what is no sample, such as calls; bytes, of which each sample stands for a different
+    /// number: memory that grew and is still resident first, or was when most was ([`Profile::show_peak`]); the events
+    /// that samples stand for; else the count. Samples of CPU time remain samples: these stand for the same time each,
+    /// and say how much they prove.
     pub fn default_value(&self) -> usize {
         let types = self.value_types();
         let is_shown = |at: &usize| types[*at].is_per_count() || self.total_amount(*at) > 0;

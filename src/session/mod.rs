@@ -586,8 +586,9 @@ impl Session {
         })
     }
 
-    /// The samples of a time range, of all threads or one, as a profile; with what kept event loops also before, and with what
-    /// `others` have done to resident memory. Resolves names that are new, which needs no privileges except for opening debug files.
+    /// The samples of a time range, of all threads or one, as a profile; with what kept event loops also before, and
+    /// with what `others` have done to resident memory. Resolves names that are new, which needs no privileges except
+    /// for opening debug files.
     fn window(&mut self, span: Range<u64>, only: Option<Tid>, others: &[ResidentMemory], meta: Meta) -> Profile {
         let mut window = self.segment.window(&span, only);
         resident::add_of_other_tasks(others, self.options.grouping.processes, span.end, &mut window);

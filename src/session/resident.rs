@@ -28,7 +28,8 @@ struct GrownSample {
     /// Of the timeline.
     row: u32,
     kind: MemoryKind,
-    /// From when on its page is there unless it has gone, on the samples' clock, ns: a system call may still fill its range before.
+    /// From when on its page is there unless it has gone, on the samples' clock, ns: a system call may still fill its
+    /// range before.
     filled: u64,
 }
 

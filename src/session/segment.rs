@@ -213,8 +213,8 @@ impl Segment {
         self.timeline.get(row as usize).map_or(0, |row| row.amount)
     }
 
-    /// Takes note of which memory was resident when most of a process's was. `peaks`: the time of that, and when the program began
-    /// that was run then.
+    /// Takes note of which memory was resident when most of a process's was. `peaks`: the time of that, and when the
+    /// program began that was run then.
     pub(super) fn note_peaks(&mut self, peaks: &FxHashMap<Pid, (u64, u64)>) {
         for (row, memory) in self.timeline.iter().zip(&mut self.memory) {
             if let RawMemory::Grown { until, at_peak } = memory {
@@ -260,9 +260,9 @@ impl Segment {
         self.tree.nodes().len() > PRUNE_NODES
     }
 
-    /// Puts the oldest samples of memory that has gone, and of memory that was given back, together by stack and thread, once there
-    /// are more than `most` of them: until half as many are left. Returns the number that each other row has then, by its number
-    /// before; `None`: they have the same as before.
+    /// Puts the oldest samples of memory that has gone, and of memory that was given back, together by stack and
+    /// thread, once there are more than `most` of them: until half as many are left. Returns the number that each other
+    /// row has then, by its number before; `None`: they have the same as before.
     pub(super) fn combine_gone(&mut self, most: usize) -> Option<Vec<u32>> {
         const GONE: RawMemory = RawMemory::Grown {
             until: 0,

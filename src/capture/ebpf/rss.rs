@@ -52,8 +52,8 @@ const OBSERVED: [ObservedMemory; 3] = [ObservedMemory::Anonymous, ObservedMemory
 /// How often the counters of a process may be read, while they change.
 const MAX_READS: usize = 100;
 
-/// `struct space` as words: address, process, samples, heap, common counts, parts of counters, counts at the start; when it began,
-/// all pages, the peak, its time, whether memory is growing since.
+/// `struct space` as words: address, process, samples, heap, common counts, parts of counters, counts at the start;
+/// when it began, all pages, the peak, its time, whether memory is growing since.
 type Space = [u64; 4 + 3 * MEMBERS + 5];
 const SPACE_PID: usize = 1;
 const SPACE_START: usize = 4 + 2 * MEMBERS;
@@ -62,8 +62,8 @@ const SPACE_PEAK: usize = SPACE_BEGAN + 2;
 const SPACE_PEAK_TIME: usize = SPACE_PEAK + 1;
 const SPACE_IS_RISING: usize = SPACE_PEAK + 2;
 
-/// `struct space_part` as words: distances and offset, four amounts of each member, parts of counters, the last range, what is not
-/// posted, doublings.
+/// `struct space_part` as words: distances and offset, four amounts of each member, parts of counters, the last range,
+/// what is not posted, doublings.
 type SpacePart = [u64; 3 + 4 * MEMBERS + MEMBERS / 2 + 8];
 const GROWN: usize = 3;
 const RETURNED: usize = GROWN + MEMBERS;
@@ -106,8 +106,8 @@ pub struct Rss {
 }
 
 impl Rss {
-    /// Loads and attaches the programs; `interval` in bytes, `max_overhead`: the part of the processes' CPU time that taking stacks
-    /// may use. Nothing is observed yet, but programs that processes execute from here on.
+    /// Loads and attaches the programs; `interval` in bytes, `max_overhead`: the part of the processes' CPU time that
+    /// taking stacks may use. Nothing is observed yet, but programs that processes execute from here on.
     ///
     /// # Errors
     /// The kernel refuses them, or counts in a way that is not known.

@@ -1,5 +1,6 @@
-//! The budget of samples of resident memory: their interval is doubled while taking stacks uses more than a part of the target's CPU
-//! time, and halved when it uses much less. Each sample has the interval that it was chosen at, so the sums stay right on average.
+//! The budget of samples of resident memory: their interval is doubled while taking stacks uses more than a part of the
+//! target's CPU time, and halved when it uses much less. Each sample has the interval that it was chosen at, so the
+//! sums stay right on average.
 //!
 //! Counting is not in the budget: it is done at each change, so that the account is exact.
 

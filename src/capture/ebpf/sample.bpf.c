@@ -319,6 +319,7 @@ int sample(struct bpf_perf_event_data *ctx)
 #include "sample/wake_ups.h"
 #include "sample/new_threads.h"
 #include "sample/calibrate.h"
+#include "sample/rss_spaces.h"
 #include "sample/rss.h"
 
 char LICENSE[] SEC("license") = "Dual MIT/GPL";
