@@ -176,8 +176,8 @@ impl Resident {
         let vanished = (self.vanished > 0).then(|| {
             let vanished = Unit::Bytes.show(self.vanished);
             format!(
-                "{vanished} that grew were not there any more, although no call that was seen gave them back: swapped out, taken by the \
-                 kernel, or moved to a chosen address; they do not count as resident"
+                "{vanished} that grew were not there any more, although no call that was seen gave them back: swapped \
+                 out, taken by the kernel, or moved to a chosen address; they do not count as resident"
             )
         });
         unknown.into_iter().chain(vanished).collect()

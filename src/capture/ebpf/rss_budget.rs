@@ -93,8 +93,8 @@ impl Budget {
     pub fn remark(&self) -> Option<String> {
         (self.due > self.taken).then(|| {
             format!(
-                "{:.1} % of the samples were taken, the others would have used more than {} % of the CPU time (--max-overhead): one for \
-                 {} to {} on average",
+                "{:.1} % of the samples were taken, the others would have used more than {} % of the CPU time \
+                 (--max-overhead): one for {} to {} on average",
                 100.0 * self.taken as f64 / self.due as f64,
                 100.0 * self.max_overhead,
                 Unit::Bytes.show(self.interval),
@@ -150,8 +150,8 @@ mod tests {
         assert_eq!(
             budget.remark().as_deref(),
             Some(
-                "57.1 % of the samples were taken, the others would have used more than 1 % of the CPU time (--max-overhead): one for \
-                 512.0 KiB to 2.00 MiB on average"
+                "57.1 % of the samples were taken, the others would have used more than 1 % of the CPU time \
+                 (--max-overhead): one for 512.0 KiB to 2.00 MiB on average"
             )
         );
     }
