@@ -96,7 +96,7 @@ impl Budget {
                 "{:.1} % of the samples were taken, the others would have used more than {} % of the CPU time \
                  (--max-overhead): one for {} to {} on average",
                 100.0 * self.taken as f64 / self.due as f64,
-                100.0 * self.max_overhead,
+                (1e5 * self.max_overhead).round() / 1e3, // without what binary fractions add
                 Unit::Bytes.show(self.interval),
                 Unit::Bytes.show(self.interval << self.most_doubled),
             )
