@@ -17,6 +17,9 @@ const NO_PROGRAM: &str = "hV?";
 /// An option that changes how the script is read, which only the interpreter can do.
 const SKIP_LINE: char = 'x';
 
+/// Ends of the names of interpreters: free-threaded and debug builds, as they install themselves and as distributions name them.
+const BUILDS: &[&str] = &["", "t", "d", "td", "-dbg", "-debug"];
+
 /// A command line of Python in parts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PythonCommand {
@@ -81,8 +84,8 @@ impl PythonCommand {
 fn is_python(command: &str) -> bool {
     let name = command.rsplit('/').next().unwrap_or_default();
     name.strip_prefix("python").is_some_and(|rest| {
-        let rest = rest.trim_start_matches(|c: char| c.is_ascii_digit() || c == '.');
-        rest.len() <= 4 && rest.chars().all(|c| c.is_ascii_lowercase() || c == '-')
+        let build = rest.trim_start_matches(|c: char| c.is_ascii_digit() || c == '.');
+        BUILDS.contains(&build)
     })
 }
 
