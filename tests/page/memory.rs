@@ -62,7 +62,10 @@ fn add(profile: &mut Profile, kind: ValueType, amount: impl Fn(u64) -> u64) {
     });
 }
 
-fn over_time(amounts: &[(ObservedMemory, fn(u64) -> u64)]) -> MemoryOverTime {
+/// Bytes of a kind of memory by time.
+type Amount = (ObservedMemory, fn(u64) -> u64);
+
+fn over_time(amounts: &[Amount]) -> MemoryOverTime {
     MemoryOverTime {
         times: (0..=SAMPLES).map(|at| at * STEP).collect(),
         amounts: amounts
