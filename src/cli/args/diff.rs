@@ -5,8 +5,9 @@ use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
 
+use super::offered::values;
 use super::shared::{
-    BrowserArg, FrameArgs, HistoryArgs, LabelArgs, PageArgs, TimeRangeArgs, confidence, duration, percent, values,
+    BrowserArg, FrameArgs, HistoryArgs, LabelArgs, PageArgs, TimeRangeArgs, confidence, duration, percent,
 };
 use super::{ColorWhen, input_help};
 

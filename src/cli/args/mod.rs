@@ -12,6 +12,7 @@ mod diff;
 mod heap;
 mod host;
 mod mcp;
+mod offered;
 mod push;
 mod shared;
 
@@ -20,12 +21,13 @@ pub use diff::{DiffBy, DiffCommand, DiffFormat, Limit, Normalize};
 pub use heap::{HeapCommand, HeapFormat};
 pub use host::{Host, HostFilterArgs, LogFormatArg};
 pub use mcp::McpCommand;
+use offered::{formats, values, wait_kinds};
 pub use push::{CredentialArgs, PushCommand};
 pub use shared::{
     Browse, DebuginfodArg, FrameArgs, HistoryArgs, HistoryProcesses, LabelArgs, PageArgs, ProcessRef, ResidentAt,
     Sampling, SymbolArgs, TargetArg, TaskArgs, TimePoint, TimeRangeArgs, ViewArgs,
 };
-use shared::{formats, rate, seconds, values, wait_kinds};
+use shared::{rate, seconds};
 
 /// Sampling profiler for Linux: one interleaved stack of Python, native and kernel frames.
 #[derive(Debug, Parser)]

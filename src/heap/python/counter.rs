@@ -1,8 +1,7 @@
 //! Draws pools at random, and adds up what is in them.
 //!
 //! A pool is drawn, not a block: blocks of a type lie together. The same goes for windows of the C heap, which the
-//! caller draws. What
-//! was drawn is a prefix of a random order, so it may end whenever the time is over.
+//! caller draws. What was drawn is a prefix of a random order, so it may end whenever the time is over.
 
 use std::ops::Range;
 use std::time::Duration;
@@ -17,9 +16,13 @@ use super::{Allocator, Instances, LARGE, LargeBuffer, PythonCensus, PythonHeap, 
 use crate::bytes::u64_at;
 use crate::capture::common::rng::Rng;
 use crate::event::PAGE;
-use crate::heap::estimate::{Estimate, Tally};
+use crate::heap::estimate::Estimate;
 use crate::process::memory::Memory;
 use crate::sys::clock;
+
+mod sums;
+
+use sums::{Drawn, Quantity, Row, Source, less};
 
 /// Pools that are read with one call.
 const BATCH: usize = 16;
@@ -43,72 +46,6 @@ const DEBUG_HEADER: usize = 16;
 const DEBUG_BYTES: u64 = 24;
 /// Elapsed time, in multiples of the CPU time that is allowed: a machine may have other work.
 const PATIENCE: u32 = 5;
-
-/// Where a unit was drawn from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Source {
-    Pools,
-    CHeap,
-}
-
-/// Units that were drawn, and how many there are.
-#[derive(Clone, Copy, Debug, Default)]
-struct Drawn {
-    units: u64,
-    all: u64,
-}
-
-/// A quantity in units of both sources.
-#[derive(Clone, Copy, Debug, Default)]
-struct Quantity {
-    /// In the unit that is being counted.
-    unit: u64,
-    pools: Tally,
-    c_heap: Tally,
-    /// In blocks that were not drawn but are all known.
-    exact: u64,
-}
-
-impl Quantity {
-    fn end_unit(&mut self, source: Source) {
-        let unit = std::mem::take(&mut self.unit) as f64;
-        match source {
-            Source::Pools => self.pools.add(unit),
-            Source::CHeap => self.c_heap.add(unit),
-        }
-    }
-
-    fn estimate(&self, pools: Drawn, c_heap: Drawn) -> Estimate {
-        self.pools.of_units(pools.units, pools.all)
-            + self.c_heap.of_units(c_heap.units, c_heap.all)
-            + Estimate::exact(self.exact)
-    }
-}
-
-/// Objects of a type, or blocks of a size.
-#[derive(Clone, Copy, Debug, Default)]
-struct Row {
-    count: Quantity,
-    bytes: Quantity,
-    /// Those of the bytes that are in the C heap, in blocks that are not large.
-    c_bytes: Quantity,
-    /// The unit that is being counted has some.
-    is_touched: bool,
-}
-
-impl Row {
-    fn add(&mut self, count: u64, bytes: u64) {
-        self.count.unit = self.count.unit.saturating_add(count);
-        self.bytes.unit = self.bytes.unit.saturating_add(bytes);
-    }
-
-    fn end_unit(&mut self, source: Source) {
-        self.count.end_unit(source);
-        self.bytes.end_unit(source);
-        self.c_bytes.end_unit(source);
-        self.is_touched = false;
-    }
-}
 
 /// A buffer whose size is to be read.
 #[derive(Clone, Copy)]
@@ -791,15 +728,6 @@ fn type_census(info: &TypeInfo, count: Estimate, bytes: Estimate, c_bytes: u64) 
         c_bytes,
         may_own_large: info.owner.may_be_large(),
         is_object: true,
-    }
-}
-
-/// What is left of an estimate without another one.
-fn less(all: Estimate, part: Estimate) -> Estimate {
-    Estimate {
-        value: all.value.saturating_sub(part.value),
-        low: all.low.saturating_sub(part.high),
-        high: all.high.saturating_sub(part.low),
     }
 }
 
