@@ -193,7 +193,7 @@ pub unsafe extern "C" fn realloc(old: Pointer, size: usize) -> Pointer {
 pub unsafe extern "C" fn reallocarray(old: Pointer, count: usize, each: usize) -> Pointer {
     let real = real!(Reallocarray, fn(Pointer, usize, usize) -> Pointer);
     let size = count.saturating_mul(each);
-    let before = sampling::left();
+    let before = sampling::position();
     // SAFETY: as above.
     let real = || moves(old, size, || unsafe { real(old, count, each) });
     let block = if sampling::is_suspect(old) {
@@ -202,7 +202,7 @@ pub unsafe extern "C" fn reallocarray(old: Pointer, count: usize, each: usize) -
         real()
     };
     // Where the C library calls `realloc` through a slot (malloc/reallocarray.c of glibc 2.36) its bytes have been counted.
-    if sampling::left() == before && sampling::count(size) {
+    if sampling::position() == before && sampling::count(size) {
         sampling::given(block, size);
     }
     block

@@ -319,7 +319,7 @@ unsafe extern "C" fn realloc<const D: usize>(context: Pointer, old: Pointer, siz
     };
     // SAFETY: as above.
     let real = || unsafe { (below.realloc)(below.context, old, size) };
-    let before = sampling::left();
+    let before = sampling::position();
     let block = if !is_idle() || (D != RAW && sampling::is_suspect(old)) {
         moves::<D>(old, size, real)
     } else {
@@ -327,7 +327,7 @@ unsafe extern "C" fn realloc<const D: usize>(context: Pointer, old: Pointer, siz
     };
     // A block of the C library stays there, however small it becomes: then its bytes have been counted there.
     let is_small = D != RAW && size <= sampling::python_limit();
-    if is_small && sampling::left() == before && sampling::count(size) {
+    if is_small && sampling::position() == before && sampling::count(size) {
         sampling::given(block, size);
     }
     block

@@ -218,11 +218,13 @@ pub fn python_limit() -> usize {
     PYTHON_LIMIT.load(Ordering::Relaxed)
 }
 
-/// Bytes that this thread may still allocate until it looks again.
+/// Where this thread is in its distances: bytes that it may still allocate until it looks again, and distances drawn so far. It is
+/// another one if bytes were counted.
 #[inline(always)]
-pub fn left() -> u64 {
+pub fn position() -> (u64, u64) {
+    let thread = thread::current();
     // SAFETY: this thread's own words.
-    unsafe { (*thread::current()).left }
+    unsafe { ((*thread).left, (*thread).draws) }
 }
 
 /// Bytes that are counted on this thread while `call` runs; no block is sampled.
@@ -254,6 +256,7 @@ fn draw(size: usize) -> Option<SampledBlock> {
         }
         let mean = std::mem::replace(&mut (*thread).mean, next);
         let is_due = size as u64 > (*thread).left.saturating_add((*thread).rest);
+        (*thread).draws = (*thread).draws.wrapping_add(1);
         set_distance(thread, next);
         let is_wanted = is_due && (*thread).is_busy == 0 && !SAMPLER.load(Ordering::Relaxed).is_null();
         is_wanted.then_some(SampledBlock {

@@ -37,6 +37,8 @@ pub struct HookThread {
     pub rest: u64,
     /// Mean of the distance that both were drawn with, bytes; 0: none was drawn yet.
     pub mean: u64,
+    /// Distances that were drawn so far.
+    pub draws: u64,
     /// State of the random numbers.
     pub random: u64,
     /// Not zero: what this thread, or a signal handler that interrupts it, allocates is not reported.
@@ -76,6 +78,7 @@ pub fn current() -> *mut HookThread {
                 left: 0,
                 rest: 0,
                 mean: 0,
+                draws: 0,
                 random: 0,
                 is_busy: 0,
                 is_in_native: 0,

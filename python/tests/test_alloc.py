@@ -172,8 +172,8 @@ def test_each_allocator_is_counted_once(options, environment, tmp_path):
     assert seen["forked"] == 0 and seen["restored"]
     is_about(seen["small"], {SIZE: 20_000}, "alloc_bytes")
     is_about(seen["small"], {SIZE: 20_000}, "live_bytes")
-    # Two blocks for each of 20 reads. tracemalloc allocates for each itself.
-    likely("tracemalloc" in options or 36 <= seen["short"]["allocs"] <= 50, seen)
+    # Two blocks for each of 20 reads, and what the loop itself takes. tracemalloc allocates for each itself.
+    likely("tracemalloc" in options or 38 <= seen["short"]["allocs"] <= 44, seen)
 
 
 PEAK = """
