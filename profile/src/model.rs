@@ -450,7 +450,7 @@ impl Profile {
     /// When the profile ends, ns since its start: after its duration, as far as that is known, or with its last sample.
     pub fn end(&self) -> u64 {
         let last = self.timeline.iter().map(|sample| sample.time).max();
-        ((self.meta.duration * 1e9) as u64).max(last.unwrap_or(0))
+        ((self.meta.duration * 1e9).round() as u64).max(last.unwrap_or(0))
     }
 }
 
