@@ -218,8 +218,8 @@ pub fn python_limit() -> usize {
     PYTHON_LIMIT.load(Ordering::Relaxed)
 }
 
-/// Where this thread is in its distances: bytes that it may still allocate until it looks again, and distances drawn so far. It is
-/// another one if bytes were counted.
+/// Where this thread is in its distances: bytes that it may still allocate until it looks again, and distances drawn so
+/// far. It is another one if bytes were counted.
 #[inline(always)]
 pub fn position() -> (u64, u64) {
     let thread = thread::current();
