@@ -6,10 +6,10 @@
 use std::cell::UnsafeCell;
 use std::ffi::{c_int, c_void};
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering, compiler_fence};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use crate::got::{self, Which};
-use crate::{Pointer, page_size, sampling, thread};
+use crate::{Pointer, page_size, sampling, while_busy};
 
 /// Ranges of sampled mappings that are known at a time.
 const MAX_RANGES: usize = 4096;
@@ -110,15 +110,6 @@ impl Ranges<'_> {
 
 /// Calls `call` with the table; `None` if this thread uses it already, or another one keeps it.
 fn with_ranges<T>(call: impl FnOnce(&mut Ranges<'_>) -> T) -> Option<T> {
-    let thread = thread::current();
-    // SAFETY: this thread's own words, here and below. A signal handler that interrupts it finds it busy, and keeps off.
-    unsafe {
-        if (*thread).is_busy != 0 {
-            return None;
-        }
-        (*thread).is_busy = thread::IN_HANDLER;
-    }
-    compiler_fence(Ordering::SeqCst);
     let is_ours = || {
         let claimed = TABLE
             .is_locked
@@ -128,16 +119,16 @@ fn with_ranges<T>(call: impl FnOnce(&mut Ranges<'_>) -> T) -> Option<T> {
         }
         claimed.is_ok()
     };
-    let result = (0..ATTEMPTS).any(|_| is_ours()).then(|| {
-        // SAFETY: the lock is ours, and no signal handler comes here.
-        let result = call(&mut Ranges(unsafe { &mut *TABLE.ranges.get() }));
-        TABLE.is_locked.store(false, Ordering::Release);
-        result
+    // A signal handler that interrupts this thread finds it busy, and keeps off.
+    let result = while_busy(|_| {
+        (0..ATTEMPTS).any(|_| is_ours()).then(|| {
+            // SAFETY: the lock is ours, and no signal handler comes here.
+            let result = call(&mut Ranges(unsafe { &mut *TABLE.ranges.get() }));
+            TABLE.is_locked.store(false, Ordering::Release);
+            result
+        })
     });
-    compiler_fence(Ordering::SeqCst);
-    // SAFETY: as above.
-    unsafe { (*thread).is_busy = 0 };
-    result
+    result.flatten()
 }
 
 /// Forgets all mappings, before a recording.

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicPtr, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering, compiler_fence};
 use std::time::SystemTime;
 
-use crate::{FORKS, INSIDE, Pointer, Refusal, SHARDS, got, mappings, pymem, thread};
+use crate::{FORKS, INSIDE, Pointer, Refusal, SHARDS, got, mappings, pymem, thread, while_busy};
 
 /// A block that was sampled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -341,23 +341,17 @@ pub fn not_followed(number: u32) {
 
 /// Gives a sampled block to the sampler. Its number, if its end is wanted.
 fn number_of(sampled: SampledBlock) -> Option<u32> {
-    let thread = thread::current();
-    // SAFETY: this thread's own words, and its errno.
-    unsafe {
-        if (*thread).is_busy != 0 {
-            return None;
-        }
-        (*thread).is_busy = thread::IN_HANDLER;
-        compiler_fence(Ordering::SeqCst);
-        let errno = libc::__errno_location();
-        let saved = *errno;
+    let number = while_busy(|_| {
+        // SAFETY: this thread's errno, here and below.
+        let errno = unsafe { libc::__errno_location() };
+        let saved = unsafe { *errno };
         let mut number = None;
         with_sampler(|sampler| number = sampler.on_block(sampled));
-        *errno = saved;
-        compiler_fence(Ordering::SeqCst);
-        (*thread).is_busy = 0;
+        // SAFETY: as above.
+        unsafe { *errno = saved };
         number
-    }
+    });
+    number.flatten()
 }
 
 /// Has the end of a block known that is the caller's.
