@@ -1,4 +1,4 @@
-"""A service whose memory grows: it keeps the rows of each report, which nobody uses again.
+"""A service whose memory grows: it keeps the rows of each report, which are not used again.
 
     python3 examples/growing.py &
     sudo nativeprof heap $! -o heap.html

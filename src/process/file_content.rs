@@ -64,9 +64,10 @@ impl Content {
     }
 }
 
-/// Identity of a file below an overlay. Each container sees the layers of its image through a mount, and so a device, of its own;
-/// the inode and the times are those of the one file in the layer (`ovl_getattr`, fs/overlayfs/inode.c, Linux 6.18). The time of
-/// the last change is the kernel's: who copies a file cannot set it.
+/// Identity of a file below an overlay. Each container sees the layers of its image through a mount, and so a device, of its
+/// own; the inode and the times are those of the one file in the layer (`ovl_getattr`, fs/overlayfs/inode.c, Linux 6.18).
+/// The time of the last change is the kernel's: who copies a file cannot set it. (A user who may mount file systems can make
+/// one below an overlay that states all of these falsely.)
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct LayerFile {
     inode: u64,

@@ -215,7 +215,7 @@ static __always_inline void snapshot(__u32 slot, char *area, struct cache *c, st
 	count(COUNT_TIME, bpf_ktime_get_ns() - began);
 }
 
-// How many events this CPU has counted since the last sample's. (The period in force is not how many: one that is set anew
+// How many events this CPU has counted since the last sample's. (The period in force is not how many: a new one
 // takes effect at the next event, and this one is a sample at once.)
 static __always_inline __u64 events_since_last(struct bpf_perf_event_data *ctx, struct turn *turn)
 {
