@@ -342,8 +342,9 @@ pub fn not_followed(number: u32) {
 /// Gives a sampled block to the sampler. Its number, if its end is wanted.
 fn number_of(sampled: SampledBlock) -> Option<u32> {
     let number = while_busy(|_| {
-        // SAFETY: this thread's errno, here and below.
+        // SAFETY: the address of this thread's errno, which stays there.
         let errno = unsafe { libc::__errno_location() };
+        // SAFETY: as above.
         let saved = unsafe { *errno };
         let mut number = None;
         with_sampler(|sampler| number = sampler.on_block(sampled));
