@@ -406,6 +406,7 @@ pub fn install(handler: Arc<dyn Handler>, wanted: HookSet) -> Result<Installed, 
     if wanted.waits {
         MASKS.waits.fetch_or(bit, Ordering::SeqCst);
     }
+    pymem::update_lean();
     got::update(groups());
     if let Some(attached) = &attached
         && !pymem::update(attached)
@@ -455,6 +456,7 @@ impl Installed {
         for mask in [&MASKS.native, &MASKS.python, &MASKS.waits] {
             mask.fetch_and(bit, Ordering::SeqCst);
         }
+        pymem::update_lean();
         got::update(groups());
         if let Some(attached) = &attached {
             pymem::update(attached);

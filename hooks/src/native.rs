@@ -93,7 +93,7 @@ macro_rules! real {
 pub unsafe extern "C" fn malloc(size: usize) -> Pointer {
     let real = real!(Malloc, fn(usize) -> Pointer);
     // SAFETY: the caller's own arguments, here and below.
-    gives(AllocatorCall::Malloc, size, || unsafe { real(size) })
+    gives(AllocatorCall::Malloc, size, move || unsafe { real(size) })
 }
 
 /// # Safety
@@ -101,7 +101,7 @@ pub unsafe extern "C" fn malloc(size: usize) -> Pointer {
 pub unsafe extern "C" fn calloc(count: usize, each: usize) -> Pointer {
     let real = real!(Calloc, fn(usize, usize) -> Pointer);
     // SAFETY: as above.
-    gives(AllocatorCall::Calloc, count.saturating_mul(each), || unsafe {
+    gives(AllocatorCall::Calloc, count.saturating_mul(each), move || unsafe {
         real(count, each)
     })
 }
@@ -111,7 +111,7 @@ pub unsafe extern "C" fn calloc(count: usize, each: usize) -> Pointer {
 pub unsafe extern "C" fn memalign(alignment: usize, size: usize) -> Pointer {
     let real = real!(Memalign, fn(usize, usize) -> Pointer);
     // SAFETY: as above.
-    gives(AllocatorCall::Malloc, size, || unsafe { real(alignment, size) })
+    gives(AllocatorCall::Malloc, size, move || unsafe { real(alignment, size) })
 }
 
 /// # Safety
@@ -119,7 +119,7 @@ pub unsafe extern "C" fn memalign(alignment: usize, size: usize) -> Pointer {
 pub unsafe extern "C" fn aligned_alloc(alignment: usize, size: usize) -> Pointer {
     let real = real!(AlignedAlloc, fn(usize, usize) -> Pointer);
     // SAFETY: as above.
-    gives(AllocatorCall::Malloc, size, || unsafe { real(alignment, size) })
+    gives(AllocatorCall::Malloc, size, move || unsafe { real(alignment, size) })
 }
 
 /// # Safety
@@ -127,7 +127,7 @@ pub unsafe extern "C" fn aligned_alloc(alignment: usize, size: usize) -> Pointer
 pub unsafe extern "C" fn valloc(size: usize) -> Pointer {
     let real = real!(Valloc, fn(usize) -> Pointer);
     // SAFETY: as above.
-    gives(AllocatorCall::Malloc, size, || unsafe { real(size) })
+    gives(AllocatorCall::Malloc, size, move || unsafe { real(size) })
 }
 
 /// # Safety
@@ -135,7 +135,7 @@ pub unsafe extern "C" fn valloc(size: usize) -> Pointer {
 pub unsafe extern "C" fn pvalloc(size: usize) -> Pointer {
     let real = real!(Pvalloc, fn(usize) -> Pointer);
     // SAFETY: as above.
-    gives(AllocatorCall::Malloc, size, || unsafe { real(size) })
+    gives(AllocatorCall::Malloc, size, move || unsafe { real(size) })
 }
 
 /// # Safety
@@ -175,15 +175,20 @@ fn moves(old: Pointer, size: usize, real: impl FnOnce() -> Pointer) -> Pointer {
     block
 }
 
+#[inline(never)]
+fn moves_followed(old: Pointer, size: usize, is_due: bool, real: impl FnOnce() -> Pointer) -> Pointer {
+    sampling::moves(old, size, is_due, || moves(old, size, real))
+}
+
 /// # Safety
 /// As `realloc`.
 pub unsafe extern "C" fn realloc(old: Pointer, size: usize) -> Pointer {
     let real = real!(Realloc, fn(Pointer, usize) -> Pointer);
     let is_due = sampling::count(size);
     // SAFETY: as above.
-    let real = || unsafe { real(old, size) };
+    let real = move || unsafe { real(old, size) };
     if is_due || sampling::is_suspect(old) || !is_idle() {
-        return sampling::moves(old, size, is_due, || moves(old, size, real));
+        return moves_followed(old, size, is_due, real);
     }
     real()
 }
@@ -195,7 +200,7 @@ pub unsafe extern "C" fn reallocarray(old: Pointer, count: usize, each: usize) -
     let size = count.saturating_mul(each);
     let before = sampling::position();
     // SAFETY: as above.
-    let real = || moves(old, size, || unsafe { real(old, count, each) });
+    let real = || moves(old, size, move || unsafe { real(old, count, each) });
     let block = if sampling::is_suspect(old) {
         sampling::moves_suspect(old, size, real)
     } else {
@@ -213,15 +218,21 @@ pub unsafe extern "C" fn reallocarray(old: Pointer, count: usize, each: usize) -
 pub unsafe extern "C" fn free(block: Pointer) {
     let real = real!(Free, fn(Pointer));
     if sampling::is_suspect(block) || !is_idle() {
-        ends(block);
+        return free_followed(block, real);
     }
     // SAFETY: as above.
     unsafe { real(block) }
 }
 
-/// A block is about to be freed.
 #[cold]
 #[inline(never)]
+extern "C" fn free_followed(block: Pointer, real: unsafe extern "C" fn(Pointer)) {
+    ends(block);
+    // SAFETY: the caller's own argument.
+    unsafe { real(block) }
+}
+
+/// A block is about to be freed.
 fn ends(block: Pointer) {
     sampling::ends(block);
     if is_idle() || block.is_null() {

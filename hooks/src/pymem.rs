@@ -34,13 +34,41 @@ const DOMAINS: usize = 3;
 const RAW: usize = 0;
 const OBJECTS: usize = 2;
 
+/// Calls for blocks smaller than this are only counted: they are Python's own, and no handler wants them. One word to read on
+/// the path of most calls.
+static LEAN_END: AtomicUsize = AtomicUsize::new(0);
+
+/// What an entry holds that is not in use: an allocator without memory.
+const NO_ALLOCATOR: Allocator = Allocator {
+    context: std::ptr::null_mut(),
+    malloc: no_malloc,
+    calloc: no_calloc,
+    realloc: no_realloc,
+    free: no_free,
+};
+
+unsafe extern "C" fn no_malloc(_: Pointer, _: usize) -> Pointer {
+    std::ptr::null_mut()
+}
+
+unsafe extern "C" fn no_calloc(_: Pointer, _: usize, _: usize) -> Pointer {
+    std::ptr::null_mut()
+}
+
+unsafe extern "C" fn no_realloc(_: Pointer, _: Pointer, _: usize) -> Pointer {
+    std::ptr::null_mut()
+}
+
+unsafe extern "C" fn no_free(_: Pointer, _: Pointer) {}
+
 /// The allocators that our links are before. An entry is written before its link is in the chain and never again.
-struct NextAllocators([[UnsafeCell<Option<Allocator>>; MAX_LINKS]; DOMAINS]);
+struct NextAllocators([[UnsafeCell<Allocator>; MAX_LINKS]; DOMAINS]);
 
 // SAFETY: see above; writers hold the lock of `got.rs`.
 unsafe impl Sync for NextAllocators {}
 
-static BELOW: NextAllocators = NextAllocators([const { [const { UnsafeCell::new(None) }; MAX_LINKS] }; DOMAINS]);
+static BELOW: NextAllocators =
+    NextAllocators([const { [const { UnsafeCell::new(NO_ALLOCATOR) }; MAX_LINKS] }; DOMAINS]);
 /// Entries of [`BELOW`] in use.
 static USED: [AtomicUsize; DOMAINS] = [const { AtomicUsize::new(0) }; DOMAINS];
 
@@ -157,16 +185,15 @@ pub fn own_limit(_: &Attached) -> usize {
 
 fn update_domain<const D: usize>(wanted: bool) -> bool {
     let Some(now) = get(D) else { return false };
-    let is_ours = now.malloc as usize == malloc::<D> as *const () as usize;
-    if is_ours && !wanted {
-        if let Some(below) = below::<D>(now.context) {
-            set(D, *below);
+    match (index_of_link::<D>(&now), wanted) {
+        (Some(index), false) => set(D, *entry(D, index)),
+        (None, true) => {
+            let Some(link) = link::<D>(now) else { return false };
+            set(D, link);
         }
-    } else if wanted && !is_ours {
-        let Some(link) = link::<D>(now) else { return false };
-        set(D, link);
+        // It is as it should be, or another tool is above.
+        _ => {}
     }
-    // Else it is as it should be, or another tool is above.
     true
 }
 
@@ -175,24 +202,44 @@ fn link<const D: usize>(before: Allocator) -> Option<Allocator> {
     let used = USED[D].load(Ordering::Acquire);
     // An entry in use is not changed: a thread without the interpreter's lock may be in it. But one that leads to the same
     // allocator will do.
-    let index = (0..used).find(|i| entry(D, *i).is_some_and(|known| is_same(known, &before)));
+    let index = (0..used).find(|i| is_same(entry(D, *i), &before));
     let index = match index {
         Some(index) => index,
         None if used < MAX_LINKS => {
             // SAFETY: no link leads to this entry yet, and the lock is held.
-            unsafe { *BELOW.0[D][used].get() = Some(before) };
+            unsafe { *BELOW.0[D][used].get() = before };
             USED[D].store(used + 1, Ordering::Release);
             used
         }
         None => return None,
     };
-    Some(Allocator {
-        context: BELOW.0[D][index].get().cast(),
-        malloc: malloc::<D>,
-        calloc: calloc::<D>,
-        realloc: realloc::<D>,
-        free: free::<D>,
-    })
+    links::<D>().get(index).map(|link| link())
+}
+
+/// Our link with these functions; `None`: they are another tool's.
+fn index_of_link<const D: usize>(allocator: &Allocator) -> Option<usize> {
+    let is_malloc = |link: &fn() -> Allocator| link().malloc as usize == allocator.malloc as usize;
+    links::<D>().iter().position(is_malloc)
+}
+
+/// Makes each link of a domain. Each has functions of its own, which know where the allocator below is: Python replaces an
+/// allocator word by word, so that a thread without the interpreter's lock may call a function with another one's context.
+fn links<const D: usize>() -> [fn() -> Allocator; MAX_LINKS] {
+    macro_rules! links {
+        ($($index:literal)*) => { [$(the_link::<D, $index>),*] };
+    }
+    links!(0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15)
+}
+
+fn the_link<const D: usize, const I: usize>() -> Allocator {
+    Allocator {
+        // What another tool's function makes of it, called with the wrong context, is to call the allocator below.
+        context: BELOW.0[D][I].get().cast(),
+        malloc: malloc::<D, I>,
+        calloc: calloc::<D, I>,
+        realloc: realloc::<D, I>,
+        free: free::<D, I>,
+    }
 }
 
 fn is_same(a: &Allocator, b: &Allocator) -> bool {
@@ -210,21 +257,31 @@ fn is_same(a: &Allocator, b: &Allocator) -> bool {
 
 /// An entry in use.
 #[inline(always)]
-fn entry(domain: usize, index: usize) -> Option<&'static Allocator> {
+fn entry(domain: usize, index: usize) -> &'static Allocator {
     // SAFETY: written once, before the index was in use.
-    unsafe { (*BELOW.0[domain][index].get()).as_ref() }
+    unsafe { &*BELOW.0[domain][index].get() }
 }
 
-/// The allocator below the link with this context. Python replaces an allocator word by word, so that another thread
-/// may call our function with the context of the one before: then the first will do, which every chain ends in.
+/// Brings up to date which calls are only counted, after a change of the handlers or the sampler.
+pub fn update_lean() {
+    let end = if is_idle() {
+        sampling::python_limit().saturating_add(1)
+    } else {
+        0
+    };
+    LEAN_END.store(if end > 1 { end } else { 0 }, Ordering::SeqCst);
+}
+
+/// Counts the bytes of a call that needs nothing else; false if it needs more.
 #[inline(always)]
-fn below<const D: usize>(context: Pointer) -> Option<&'static Allocator> {
-    let first = BELOW.0[D][0].get();
-    let offset = (context as usize).wrapping_sub(first as usize);
-    let used = USED[D].load(Ordering::Acquire) * size_of::<UnsafeCell<Option<Allocator>>>();
-    let entry = if offset < used { context.cast() } else { first };
-    // SAFETY: what lies in the entries in use is the context of one of our links; they were written before they were in use.
-    unsafe { (*entry).as_ref() }
+fn is_lean<const D: usize>(size: usize) -> bool {
+    D != RAW && size < LEAN_END.load(Ordering::Relaxed) && !sampling::count(size)
+}
+
+/// Whether a block may be given back without more: no handler wants to know, and it was not sampled.
+#[inline(always)]
+fn is_lean_end<const D: usize>(block: Pointer) -> bool {
+    D != RAW && LEAN_END.load(Ordering::Relaxed) != 0 && !sampling::is_suspect(block)
 }
 
 /// Calls the allocator below, and says whether the call was the outermost one and reached the C library's allocator.
@@ -269,8 +326,7 @@ fn allocation(kind: AllocatorCall, address: Pointer, size: usize, has_reached_na
     }
 }
 
-/// A function that gives a block, or null. Where nothing is to be done it is only called: the path of most calls.
-#[inline(always)]
+/// A function that gives a block, or null.
 fn gives<const D: usize>(kind: AllocatorCall, size: usize, real: impl FnOnce() -> Pointer) -> Pointer {
     let is_due = D != RAW && size <= sampling::python_limit() && sampling::count(size);
     if is_due || !is_idle() {
@@ -295,35 +351,46 @@ fn reported<const D: usize>(kind: AllocatorCall, size: usize, is_due: bool, real
     })
 }
 
-unsafe extern "C" fn malloc<const D: usize>(context: Pointer, size: usize) -> Pointer {
-    let Some(below) = below::<D>(context) else {
-        return std::ptr::null_mut();
-    };
+unsafe extern "C" fn malloc<const D: usize, const I: usize>(_: Pointer, size: usize) -> Pointer {
+    let below = entry(D, I);
+    if !is_lean::<D>(size) {
+        return malloc_watched::<D>(below, size);
+    }
     // SAFETY: the allocator that was there before ours, its own context and the caller's arguments; so below.
+    unsafe { (below.malloc)(below.context, size) }
+}
+
+#[inline(never)]
+extern "C" fn malloc_watched<const D: usize>(below: &'static Allocator, size: usize) -> Pointer {
+    // SAFETY: as above.
     let real = || unsafe { (below.malloc)(below.context, size) };
     gives::<D>(AllocatorCall::Malloc, size, real)
 }
 
-unsafe extern "C" fn calloc<const D: usize>(context: Pointer, count: usize, each: usize) -> Pointer {
-    let Some(below) = below::<D>(context) else {
-        return std::ptr::null_mut();
-    };
+unsafe extern "C" fn calloc<const D: usize, const I: usize>(_: Pointer, count: usize, each: usize) -> Pointer {
+    let below = entry(D, I);
+    if !is_lean::<D>(count.saturating_mul(each)) {
+        return calloc_watched::<D>(below, count, each);
+    }
+    // SAFETY: as above.
+    unsafe { (below.calloc)(below.context, count, each) }
+}
+
+#[inline(never)]
+extern "C" fn calloc_watched<const D: usize>(below: &'static Allocator, count: usize, each: usize) -> Pointer {
     // SAFETY: as above.
     let real = || unsafe { (below.calloc)(below.context, count, each) };
     gives::<D>(AllocatorCall::Calloc, count.saturating_mul(each), real)
 }
 
-unsafe extern "C" fn realloc<const D: usize>(context: Pointer, old: Pointer, size: usize) -> Pointer {
-    let Some(below) = below::<D>(context) else {
-        return std::ptr::null_mut();
-    };
-    // SAFETY: as above.
-    let real = || unsafe { (below.realloc)(below.context, old, size) };
+unsafe extern "C" fn realloc<const D: usize, const I: usize>(_: Pointer, old: Pointer, size: usize) -> Pointer {
+    let below = entry(D, I);
     let before = sampling::position();
-    let block = if !is_idle() || (D != RAW && sampling::is_suspect(old)) {
-        moves::<D>(old, size, real)
+    let block = if is_lean_end::<D>(old) {
+        // SAFETY: as above.
+        unsafe { (below.realloc)(below.context, old, size) }
     } else {
-        real()
+        realloc_watched::<D>(below, old, size)
     };
     // A block of the C library stays there, however small it becomes: then its bytes have been counted there.
     let is_small = D != RAW && size <= sampling::python_limit();
@@ -333,10 +400,10 @@ unsafe extern "C" fn realloc<const D: usize>(context: Pointer, old: Pointer, siz
     block
 }
 
-/// A function that gives a block in the place of another one.
-#[cold]
 #[inline(never)]
-fn moves<const D: usize>(old: Pointer, size: usize, real: impl FnOnce() -> Pointer) -> Pointer {
+extern "C" fn realloc_watched<const D: usize>(below: &'static Allocator, old: Pointer, size: usize) -> Pointer {
+    // SAFETY: as above.
+    let real = || unsafe { (below.realloc)(below.context, old, size) };
     if D == RAW {
         moves_reported::<D>(old, size, real)
     } else {
@@ -344,6 +411,7 @@ fn moves<const D: usize>(old: Pointer, size: usize, real: impl FnOnce() -> Point
     }
 }
 
+/// A function that gives a block in the place of another one.
 fn moves_reported<const D: usize>(old: Pointer, size: usize, real: impl FnOnce() -> Pointer) -> Pointer {
     if is_idle() {
         return real();
@@ -365,24 +433,22 @@ fn moves_reported<const D: usize>(old: Pointer, size: usize, real: impl FnOnce()
     block
 }
 
-unsafe extern "C" fn free<const D: usize>(context: Pointer, block: Pointer) {
-    let Some(below) = below::<D>(context) else { return };
-    // SAFETY: as above.
-    let real = || unsafe { (below.free)(below.context, block) };
-    if !is_idle() || (D != RAW && sampling::is_suspect(block)) {
-        ends::<D>(block, real);
-    } else {
-        real();
+unsafe extern "C" fn free<const D: usize, const I: usize>(_: Pointer, block: Pointer) {
+    let below = entry(D, I);
+    if !is_lean_end::<D>(block) {
+        return free_watched::<D>(below, block);
     }
+    // SAFETY: as above.
+    unsafe { (below.free)(below.context, block) }
 }
 
-/// Frees a block with a function.
-#[cold]
 #[inline(never)]
-fn ends<const D: usize>(block: Pointer, real: impl FnOnce()) {
+extern "C" fn free_watched<const D: usize>(below: &'static Allocator, block: Pointer) {
     if D != RAW {
         sampling::ends(block);
     }
+    // SAFETY: as above.
+    let real = || unsafe { (below.free)(below.context, block) };
     if is_idle() || block.is_null() {
         return real();
     }

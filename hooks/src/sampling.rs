@@ -78,10 +78,13 @@ static BLOCKS: [Bucket; BUCKETS] = [const {
     }
 }; BUCKETS];
 
-/// Fibonacci hashing; blocks are aligned to 16 bytes.
+/// The place of a block in its region of 1 MiB (blocks are aligned to 16 bytes), and the Fibonacci hash of the region. So what a
+/// program frees in one place has its counts in one place: a table used at random would take the cache from the program.
 #[inline(always)]
 fn hash(block: Pointer) -> usize {
-    (((block as usize >> 4) as u32).wrapping_mul(0x9e37_79b1) >> (32 - HASH_BITS)) as usize
+    let place = block as usize >> 4;
+    let region = (place >> HASH_BITS) as u32;
+    (place ^ (region.wrapping_mul(0x9e37_79b1) >> (32 - HASH_BITS)) as usize) & ((1 << HASH_BITS) - 1)
 }
 
 #[inline(always)]
@@ -419,6 +422,7 @@ pub fn sample(sampler: Arc<dyn BlockSampler>, mean: u64, python: bool) -> Result
     if let Some(attached) = &attached {
         let limit = pymem::own_limit(attached);
         PYTHON_LIMIT.store(limit, Ordering::Relaxed);
+        pymem::update_lean();
         sampling.has_python = limit > 0;
         if limit > 0 && !pymem::update(attached) {
             // Removing it takes the lock.
@@ -448,6 +452,7 @@ impl Sampling {
         let _held = got::lock();
         let sampler = SAMPLER.swap(std::ptr::null_mut(), Ordering::SeqCst);
         PYTHON_LIMIT.store(0, Ordering::Relaxed);
+        pymem::update_lean();
         got::update(crate::groups());
         if let Some(attached) = &attached {
             pymem::update(attached);
@@ -478,5 +483,6 @@ pub fn set_mean(mean: u64) {
 pub fn forget() {
     SAMPLER.store(std::ptr::null_mut(), Ordering::SeqCst);
     PYTHON_LIMIT.store(0, Ordering::Relaxed);
+    pymem::update_lean();
     mappings::forget_in_child();
 }
