@@ -17,9 +17,10 @@ use crate::profile::sums::sum_upwards;
 use crate::profile::values::{Amounts, Unit, Value, ValueType};
 use crate::sys;
 
-/// Rows that are allocated at a time, and how often.
+/// Rows that are allocated at a time, and how often: 60 MB in all.
 const CHUNK: usize = 1 << 12;
-const CHUNKS: usize = 1 << 10;
+const CHUNKS: usize = 1 << 8;
+const ROWS: u32 = (CHUNK * CHUNKS) as u32;
 /// Largest factor by which the mean distance of samples is raised.
 const MAX_RAISE: u64 = 1 << 12;
 /// Least CPU time of the process between two changes of the mean, ns.
@@ -30,18 +31,60 @@ const BURST: u64 = 1_000_000;
 /// What is known of a sampled block. Written by the thread that allocates it, but for its end.
 #[derive(Debug, Default)]
 struct Row {
-    /// When it was allocated, as the time of its sample, ns; 0: the row is not complete.
+    /// When it was allocated, as the time of its sample, ns; 0: the row is free, or not complete.
     time: AtomicU64,
     /// When it was freed, ns; 0: it was not.
     end: AtomicU64,
     size: AtomicU64,
     /// Mean distance of samples that it was drawn with, bytes.
     mean: AtomicU64,
+    /// 0: the row is free.
     tid: AtomicU32,
+    /// Of a free row: one more than the number of the next free one; 0: there is none.
+    next: AtomicU32,
     /// It is a mapping of anonymous memory; `size` is that of its beginning.
     is_mapping: AtomicBool,
     /// Bytes by which a mapping has grown since, less those that were unmapped.
     change: AtomicI64,
+    /// Its end will not be reported.
+    is_lost: AtomicBool,
+    /// It is in a profile that was taken.
+    is_taken: AtomicBool,
+}
+
+impl Row {
+    /// Its end has been reported, or never will be.
+    fn has_ended(&self) -> bool {
+        let left = self.size.load(Ordering::Relaxed) as i64 + self.change.load(Ordering::Relaxed);
+        self.end.load(Ordering::Relaxed) != 0
+            || self.is_lost.load(Ordering::Relaxed)
+            || self.is_mapping.load(Ordering::Relaxed) && left <= 0
+    }
+
+    /// The block, which was allocated at `time`, ns.
+    fn block(&self, time: u64) -> Block {
+        let (size, mean) = (self.size.load(Ordering::Relaxed), self.mean.load(Ordering::Relaxed));
+        Block {
+            tid: self.tid.load(Ordering::Relaxed),
+            time,
+            end: self.end.load(Ordering::Relaxed),
+            size: size as f64,
+            count: weight(size, mean),
+            mapped: self.is_mapping.load(Ordering::Relaxed).then(|| {
+                let change = self.change.load(Ordering::Relaxed);
+                size.saturating_add_signed(change) as f64
+            }),
+        }
+    }
+
+    fn clear(&self) {
+        self.time.store(0, Ordering::Relaxed);
+        self.end.store(0, Ordering::Relaxed);
+        self.change.store(0, Ordering::Relaxed);
+        self.is_lost.store(false, Ordering::Relaxed);
+        self.is_taken.store(false, Ordering::Relaxed);
+        self.tid.store(0, Ordering::Relaxed);
+    }
 }
 
 /// How often allocations are sampled.
@@ -49,7 +92,8 @@ struct Row {
 pub struct AllocationOptions {
     /// Mean distance between samples, bytes.
     pub mean: u64,
-    /// Largest part of the process's CPU time that taking stacks may use: the mean is raised where it would use more.
+    /// Largest part of the process's CPU time that taking and reading stacks may use: the mean is raised where they would use
+    /// more.
     pub max_overhead: f64,
     /// Changes the mean of the hooks.
     pub set_mean: fn(u64),
@@ -62,9 +106,13 @@ pub struct AllocationLog {
     /// Mean distance of samples now, bytes.
     mean: AtomicU64,
     chunks: Vec<OnceLock<Box<[Row]>>>,
-    /// Rows in use.
+    /// Rows that were ever in use.
     used: AtomicU32,
-    /// CPU time of taking stacks, ns.
+    /// Those of them that are free: in the low half one more than the number of the first, 0: there is none; in the high half the
+    /// number of changes, so that a thread that was interrupted notices them.
+    free: AtomicU64,
+    free_rows: AtomicU32,
+    /// CPU time of taking and reading stacks, ns.
     spent: AtomicU64,
     /// Samples for which there was no room here, or not where their ends are noticed.
     lost: AtomicU64,
@@ -76,9 +124,7 @@ pub struct AllocationLog {
 /// State of the thread that reads the log.
 #[derive(Debug, Default)]
 struct Reader {
-    /// Rows that belong to earlier profiles, and those after them that belong to the next one.
-    taken: u32,
-    /// As of the last change of the mean: CPU time of the process and of taking stacks, ns.
+    /// As of the last change of the mean: CPU time of the process, and of taking and reading stacks, ns.
     process_cpu: u64,
     spent: u64,
 }
@@ -104,6 +150,8 @@ impl AllocationLog {
             mean: AtomicU64::new(options.mean.max(1)),
             chunks: (0..CHUNKS).map(|_| OnceLock::new()).collect(),
             used: AtomicU32::new(0),
+            free: AtomicU64::new(0),
+            free_rows: AtomicU32::new(0),
             spent: AtomicU64::new(0),
             lost: AtomicU64::new(0),
             own_thread: AtomicU32::new(0),
@@ -129,12 +177,12 @@ impl AllocationLog {
         if tid == self.own_thread.load(Ordering::Relaxed) {
             return None;
         }
-        let next = |number| self.row(number).map(|_| number + 1);
-        let claimed = self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next);
-        let Some((number, row)) = claimed.ok().and_then(|number| Some((number, self.row(number)?))) else {
+        let claimed = self.claim_freed().or_else(|| self.claim_new());
+        let Some((number, row)) = claimed.and_then(|number| Some((number, self.row(number)?))) else {
             self.lost.fetch_add(1, Ordering::Relaxed);
             return None;
         };
+        row.tid.store(tid, Ordering::Relaxed);
         let time = signal::sample_here().unwrap_or_else(|| {
             // There are more than can be processed. Without a stack it still counts in the sums.
             self.change_mean(2.0);
@@ -142,12 +190,40 @@ impl AllocationLog {
         });
         row.size.store(size as u64, Ordering::Relaxed);
         row.mean.store(mean, Ordering::Relaxed);
-        row.tid.store(tid, Ordering::Relaxed);
         row.is_mapping.store(is_mapping, Ordering::Relaxed);
         row.time.store(time, Ordering::Release);
         self.spent
             .fetch_add(thread_cpu().saturating_sub(began), Ordering::Relaxed);
         Some(number)
+    }
+
+    /// The number of a row that was in use before, which is the caller's now.
+    fn claim_freed(&self) -> Option<u32> {
+        let next = |head: u64| {
+            let row = self.row((head as u32).checked_sub(1)?)?;
+            Some(after(head) | u64::from(row.next.load(Ordering::Relaxed)))
+        };
+        let head = self.free.fetch_update(Ordering::AcqRel, Ordering::Acquire, next).ok()?;
+        self.free_rows.fetch_sub(1, Ordering::Relaxed);
+        Some(head as u32 - 1)
+    }
+
+    /// The number of a row that has not been in use, which is the caller's now.
+    fn claim_new(&self) -> Option<u32> {
+        let next = |number| self.row(number).map(|_| number + 1);
+        self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next).ok()
+    }
+
+    /// Frees a row that no thread writes to any more.
+    fn release(&self, number: u32, row: &Row) {
+        row.clear();
+        // Before it is in the list: it may be claimed at once.
+        self.free_rows.fetch_add(1, Ordering::Relaxed);
+        let insert = |head: u64| {
+            row.next.store(head as u32, Ordering::Relaxed);
+            Some(after(head) | u64::from(number + 1))
+        };
+        let _ = self.free.fetch_update(Ordering::AcqRel, Ordering::Acquire, insert);
     }
 
     /// The block with this number is freed.
@@ -165,8 +241,11 @@ impl AllocationLog {
     }
 
     /// The end of the block with this number will not be known: it counts as lost, and as live.
-    pub fn on_overflow(&self, _number: u32) {
+    pub fn on_overflow(&self, number: u32) {
         self.lost.fetch_add(1, Ordering::Relaxed);
+        if let Some(row) = self.row(number) {
+            row.is_lost.store(true, Ordering::Relaxed);
+        }
     }
 
     /// Names the calling thread as the one that processes samples.
@@ -187,16 +266,17 @@ impl AllocationLog {
         }
     }
 
-    /// Does what is to be done now and then: makes room, and keeps taking stacks within its part of the CPU time.
-    pub(super) fn control(&self) {
+    /// Does what is to be done now and then: makes room, and keeps taking and reading stacks within their part of the CPU time.
+    /// `reading`: CPU time of reading stacks since the last call, ns.
+    pub(super) fn control(&self, reading: u64) {
         self.make_room();
+        self.spent.fetch_add(reading, Ordering::Relaxed);
         self.limit_overhead();
     }
 
-    /// Keeps taking stacks within its part of the CPU time.
+    /// Keeps taking and reading stacks within their part of the CPU time.
     fn limit_overhead(&self) {
-        // Another thread is at it, or this one, interrupted by a signal.
-        let Ok(mut reader) = self.reader.try_lock() else { return };
+        let mut reader = self.reader();
         let spent = self.spent.load(Ordering::Relaxed).saturating_sub(reader.spent);
         let process_cpu = sys::clock::process_cpu_time();
         let passed = process_cpu.saturating_sub(reader.process_cpu);
@@ -211,7 +291,17 @@ impl AllocationLog {
 
     /// Changes the mean distance of samples by this factor, within its bounds.
     fn change_mean(&self, factor: f64) {
-        let least = self.options.mean.max(1);
+        // Twice as much whenever half of the rows that were left are in use: there will be some left, however long it runs.
+        let used = self.used.load(Ordering::Relaxed);
+        let left = ROWS
+            - used
+                .saturating_sub(self.free_rows.load(Ordering::Relaxed))
+                .min(ROWS - 1);
+        let least = self
+            .options
+            .mean
+            .max(1)
+            .saturating_mul(u64::from(ROWS / left).next_power_of_two());
         let mean = (self.mean.load(Ordering::Relaxed) as f64 * factor) as u64;
         let mean = mean.clamp(least, least.saturating_mul(MAX_RAISE));
         self.mean.store(mean, Ordering::Relaxed);
@@ -221,34 +311,26 @@ impl AllocationLog {
     /// The blocks since the last call. `is_last`: no thread is at one any more, so that one that is not complete never will be: a
     /// signal handler has left it by a jump, for one.
     fn take(&self, is_last: bool) -> Vec<Block> {
-        let mut reader = self.reader();
         let mut blocks = Vec::new();
-        let used = self.used.load(Ordering::Relaxed);
-        while reader.taken < used
-            && let Some(row) = self.row(reader.taken)
-        {
+        for number in 0..self.used.load(Ordering::Relaxed) {
+            let Some(row) = self.row(number) else { break };
             let time = row.time.load(Ordering::Acquire);
-            if time == 0 && !is_last {
-                break; // the thread is at it
-            }
-            reader.taken += 1;
             if time == 0 {
-                self.lost.fetch_add(1, Ordering::Relaxed);
+                // Free, or a thread is at it.
+                let is_abandoned = is_last && row.tid.load(Ordering::Relaxed) != 0;
+                self.lost.fetch_add(u64::from(is_abandoned), Ordering::Relaxed);
                 continue;
             }
-            let (size, mean) = (row.size.load(Ordering::Relaxed), row.mean.load(Ordering::Relaxed));
-            blocks.push(Block {
-                tid: row.tid.load(Ordering::Relaxed),
-                time,
-                end: row.end.load(Ordering::Relaxed),
-                size: size as f64,
-                count: weight(size, mean),
-                mapped: row.is_mapping.load(Ordering::Relaxed).then(|| {
-                    let change = row.change.load(Ordering::Relaxed);
-                    size.saturating_add_signed(change) as f64
-                }),
-            });
+            // First, so that an end is not missed that comes meanwhile.
+            let has_ended = row.has_ended();
+            if !row.is_taken.swap(true, Ordering::Relaxed) {
+                blocks.push(row.block(time));
+            }
+            if has_ended {
+                self.release(number, row);
+            }
         }
+        blocks.sort_by_key(|block| block.time);
         blocks
     }
 
@@ -259,6 +341,11 @@ impl AllocationLog {
         profile.meta.quality.lost += self.lost.swap(0, Ordering::Relaxed);
         profile.meta.rate = 0;
     }
+}
+
+/// The high half of the head of the list of free rows after a change.
+fn after(head: u64) -> u64 {
+    (head >> 32).wrapping_add(1) << 32
 }
 
 /// Blocks that one stands for which was sampled.
@@ -474,6 +561,7 @@ mod tests {
         log.on_resize(mapping, 4);
         // One that another thread has begun with.
         log.used.fetch_add(1, Ordering::Relaxed);
+        log.row(2).expect("room").tid.store(7, Ordering::Relaxed);
         let blocks = log.take(false);
         assert_eq!(
             (blocks.len(), blocks[0].mapped, blocks[1].mapped),
@@ -482,8 +570,59 @@ mod tests {
         assert!(blocks[0].end >= blocks[0].time && blocks[1].end == 0);
         assert_eq!(blocks[0].tid, sys::process::current_tid() as Tid);
         assert_eq!((log.take(false), log.lost.load(Ordering::Relaxed)), (vec![], 0));
-        log.on_block(256, 1000, false).expect("room");
-        assert_eq!(log.take(false), [], "it waits for the one before");
-        assert_eq!((log.take(true).len(), log.lost.load(Ordering::Relaxed)), (1, 1));
+        assert_eq!((log.take(true).len(), log.lost.load(Ordering::Relaxed)), (0, 1));
+    }
+
+    #[test]
+    fn rows_of_blocks_that_have_ended_are_used_again() {
+        let log = AllocationLog::new(AllocationOptions {
+            mean: 1000,
+            max_overhead: 0.01,
+            set_mean: |_| {},
+        });
+        let block = || log.on_block(64, 1000, false).expect("room");
+        let (ended, lives, lost, mapping) = (block(), block(), block(), log.on_block(100, 1000, true).expect("room"));
+        log.on_end(ended);
+        log.on_overflow(lost);
+        assert_eq!(log.take(false).len(), 4);
+        log.on_resize(mapping, -100);
+        let again = [block(), block()];
+        assert!(again.contains(&ended) && again.contains(&lost), "{again:?}");
+        assert_eq!(block(), 4, "the others are still in use");
+        assert_eq!(log.take(false).len(), 3);
+        log.on_end(lives);
+        assert_eq!(log.take(false).len(), 0);
+        let again = [block(), block()];
+        assert!(again.contains(&lives) && again.contains(&mapping), "{again:?}");
+        let blocks = log.take(false);
+        assert!(blocks.iter().all(|block| block.end == 0 && block.mapped.is_none()));
+        // However many, if profiles are taken.
+        for _ in 0..3 * CHUNK {
+            log.on_end(block());
+            log.take(false);
+        }
+        assert_eq!(log.used.load(Ordering::Relaxed), 6);
+    }
+
+    #[test]
+    fn the_mean_is_larger_where_few_rows_are_left() {
+        let log = AllocationLog::new(AllocationOptions {
+            mean: 1000,
+            max_overhead: 0.01,
+            set_mean: |_| {},
+        });
+        for (used, free, mean) in [
+            (0, 0, 1000),
+            (ROWS / 2 - 1, 0, 1000),
+            (ROWS / 2, 0, 2000),
+            (ROWS / 2, 1000, 1000),
+            (ROWS / 4 * 3, 0, 4000),
+            (ROWS, 0, 1000 * u64::from(ROWS)),
+        ] {
+            log.used.store(used, Ordering::Relaxed);
+            log.free_rows.store(free, Ordering::Relaxed);
+            log.change_mean(0.5);
+            assert_eq!(log.mean.load(Ordering::Relaxed), mean, "{used} {free}");
+        }
     }
 }

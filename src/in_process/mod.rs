@@ -37,8 +37,8 @@ pub struct ProfilerConfig {
     pub allocations: Option<Arc<AllocationLog>>,
 }
 
-/// Maximum time between two checks for commands.
-const POLL_INTERVAL: Duration = Duration::from_millis(10);
+/// Maximum time between two polls of the samples. The backend waits less, and a command ends its wait.
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 enum RecorderCommand {
     /// Get the profile so far and begin a new one.
@@ -109,6 +109,7 @@ impl Recorder {
         }
         let (reply, response) = channel();
         self.commands.send(command(reply)).map_err(|_| ended())?;
+        signal::wake();
         response.recv().map_err(|_| ended())
     }
 
@@ -140,6 +141,7 @@ impl Drop for Recorder {
         if self.is_current_process() {
             let (reply, _) = channel();
             let _ = self.commands.send(RecorderCommand::Stop(reply)); // the thread has exited
+            signal::wake();
             let _ = thread.join();
         } else {
             // A forked child does not have the thread, whatever the C library believes: there is nothing to wait for,
@@ -227,10 +229,12 @@ impl RecordingThread {
 
     /// Takes in what has been sampled.
     fn poll(&mut self, wait: Duration) {
+        let cpu = || sys::clock::read_clock(libc::CLOCK_THREAD_CPUTIME_ID).unwrap_or(0);
+        let before = cpu();
         // Only the backend fails, and this one does not.
         let _ = self.recording.poll(wait, None);
         if let Some(allocations) = &self.allocations {
-            allocations.control();
+            allocations.control(cpu().saturating_sub(before));
         }
     }
 

@@ -15,7 +15,7 @@ use super::common::rng::Rng;
 use super::{Backend, SampleCounts, WalkFn, push};
 use crate::cpython_layout::TargetLayout;
 use crate::error::{Error, ErrorKind, Result};
-use crate::event::{Event, Pid, Tid};
+use crate::event::{Event, Pid, Sample, Tid};
 use crate::process::maps;
 use crate::sys;
 use crate::sys::procfs;
@@ -38,8 +38,13 @@ use tick_timer::{EVENT_SIGNAL, TickEvent, TickTimer, events_work, needs_events};
 
 /// Longest time between two polls of the samples: bounds how old a code object may be when its name is read.
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
+/// The same for samples that threads take of themselves: these have copies of their code objects, and are fetched earlier where
+/// there are many. Each poll costs 50 us.
+const CALLS_POLL_INTERVAL: Duration = Duration::from_millis(50);
 /// Longest time until a new thread is noticed.
 const NEW_THREADS: Duration = Duration::from_millis(20);
+/// The same for threads that take samples of themselves: the first sample of one is noticed, too.
+const NEW_CALLING_THREADS: Duration = Duration::from_secs(1);
 /// Time between two scans for mappings that are not libraries.
 const MAPPINGS_INTERVAL: Duration = Duration::from_secs(1);
 /// How long a thread may take to respond before it is signaled again.
@@ -340,11 +345,15 @@ impl SignalBackend {
         }
     }
 
-    fn drain(&mut self, out: &mut Vec<Event>) {
+    fn drain(&mut self, out: &mut Vec<Event>, exited: &mut Vec<Event>) {
         let mut samples = Vec::new();
         self.pool.drain(&mut samples);
         if !samples.is_empty() {
             self.rescan_mappings(out);
+        }
+        let is_new = |sample: &Sample| !self.threads.contains_key(&sample.tid);
+        if self.options.clock == SamplingClock::Calls && samples.iter().any(|(sample, _)| is_new(sample)) {
+            self.scan(out, exited);
         }
         let running = match self.options.clock {
             SamplingClock::Cpu | SamplingClock::Calls => 0, // all samples represent the same
@@ -389,6 +398,13 @@ pub fn sample_here() -> Option<u64> {
     SlotPool::current()
         .filter(|pool| pool.is_current_process())?
         .sample_here()
+}
+
+/// Ends a wait for samples of this process.
+pub fn wake() {
+    if let Some(pool) = SlotPool::current() {
+        pool.publish();
+    }
 }
 
 /// Number of the signal that interrupts threads; `None` if another handler has replaced ours.
@@ -466,23 +482,28 @@ impl Backend for SignalBackend {
 
     fn poll(&mut self, wait: Duration, out: &mut Vec<Event>) -> Result<bool> {
         let mut exited = Vec::new();
-        if self.number != 0 && self.scanned.is_none_or(|at| at.elapsed() > NEW_THREADS) {
+        let (longest, new_threads) = match self.options.clock {
+            SamplingClock::Calls => (CALLS_POLL_INTERVAL, NEW_CALLING_THREADS),
+            SamplingClock::Cpu | SamplingClock::Wall => (POLL_INTERVAL, NEW_THREADS),
+        };
+        if self.number != 0 && self.scanned.is_none_or(|at| at.elapsed() > new_threads) {
             self.scan(out, &mut exited);
         }
         let ready = self.pool.ready.load(std::sync::atomic::Ordering::Acquire);
-        self.drain(out);
+        self.drain(out, &mut exited);
         // After their last samples.
         out.append(&mut exited);
         if !out.is_empty() {
             return Ok(false);
         }
-        let mut wait = wait.min(POLL_INTERVAL);
+        let mut wait = wait.min(longest);
         if self.number != 0 && self.options.clock == SamplingClock::Wall {
             wait = wait.min(self.due.saturating_duration_since(Instant::now()));
         }
         if !wait.is_zero() {
             threads::wait_while(&self.pool.ready, ready, wait);
-            self.drain(out);
+            self.drain(out, &mut exited);
+            out.append(&mut exited);
         }
         let now = Instant::now();
         if self.number != 0 && self.options.clock == SamplingClock::Wall && now >= self.due {

@@ -491,8 +491,8 @@ impl SlotPool {
         threads::wake(&slot.responses);
     }
 
-    /// Wakes the thread that waits for samples. For the handler.
-    fn publish(&self) {
+    /// Wakes the thread that waits for samples. For the handler too.
+    pub fn publish(&self) {
         self.ready.fetch_add(1, Ordering::Release);
         threads::wake(&self.ready);
     }
