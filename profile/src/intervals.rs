@@ -1,12 +1,20 @@
-//! How exact sampled times are: intervals of functions' shares of the samples.
+//! How exact sampled amounts are: intervals of functions' shares.
+//!
+//! # Times
 //!
 //! The interval is that of a proportion (Wilson), with as many samples as independent ones would give as much
 //! information. Samples of a program that does one thing for a while give less: the profile is divided into blocks of
 //! equal length, and where the share varies more between them than that of independent samples would, by this factor.
+//!
+//! # Allocations
+//!
+//! A block is sampled with a probability `p`, whatever happens to others, and stands for `1 / p` blocks: the variance of an
+//! estimated sum is that of its samples, `amount^2 (1 - p)` each (Horvitz, Thompson 1952).
 
 use super::diff::quantile;
 use super::model::Profile;
 use super::stats::Stats;
+use super::values::ValueType;
 
 /// Probability with which an interval has the true share in it.
 pub const CONFIDENCE: f64 = 0.95;
@@ -55,6 +63,52 @@ pub fn self_shares(profile: &Profile) -> Vec<(f64, f64)> {
         wilson(share, all / factor, z)
     };
     counts.iter().zip(squares).map(interval).collect()
+}
+
+/// How exact the amounts of sampled allocations are.
+pub struct BlockIntervals {
+    /// By function, as [`Stats::new`] numbers them, the interval of its self amount as a share of all: from 0 to 1.
+    pub shares: Vec<(f64, f64)>,
+    /// What the sum of all may differ from the truth.
+    pub of_sum: f64,
+}
+
+/// The intervals of the profile's counts, which are amounts of sampled blocks. `None`: they are something else.
+pub fn of_blocks(profile: &Profile) -> Option<BlockIntervals> {
+    const OF_BLOCKS: [ValueType; 6] = [
+        ValueType::ALLOC_BYTES,
+        ValueType::ALLOCS,
+        ValueType::LIVE_BYTES,
+        ValueType::LIVE_ALLOCS,
+        ValueType::PEAK_BYTES,
+        ValueType::LEAKED_BYTES,
+    ];
+    if !OF_BLOCKS.contains(profile.count_type()) || !profile.is_timed() {
+        return None;
+    }
+    let blocks = profile.find_value(&ValueType::ALLOCS.name)?;
+    let stats = Stats::new(profile);
+    let counts: Vec<u64> = stats.functions().iter().map(|counts| counts.self_count).collect();
+    let (mut variances, mut of_all) = (vec![0.0; counts.len()], 0.0);
+    for (at, sample) in profile.timeline.iter().enumerate() {
+        let amount = profile.sample_amount(0, at) as f64;
+        let variance = amount * amount * (1.0 - 1.0 / profile.sample_amount(blocks, at).max(1) as f64);
+        of_all += variance;
+        let function = stats.function(sample.node);
+        if let Some(sum) = function.and_then(|function| variances.get_mut(function as usize)) {
+            *sum += variance;
+        }
+    }
+    let z = quantile::student((1.0 - CONFIDENCE) / 2.0, quantile::NORMAL);
+    let all = (stats.samples() as f64).max(1.0);
+    let interval = |(count, variance): (&u64, f64)| {
+        let (share, half) = (*count as f64 / all, z * variance.sqrt() / all);
+        ((share - half).clamp(0.0, 1.0), (share + half).clamp(0.0, 1.0))
+    };
+    Some(BlockIntervals {
+        shares: counts.iter().zip(variances).map(interval).collect(),
+        of_sum: z * of_all.sqrt(),
+    })
 }
 
 /// Samples that ended in each node, for each block of time.
@@ -131,6 +185,39 @@ mod tests {
             // 380 are expected; the standard deviation is 4.4.
             assert!(hits >= 358, "{hits} of 400 with a mean stay of {stay}");
         }
+    }
+
+    #[test]
+    fn intervals_of_allocations_have_the_truth_as_often_as_they_state() {
+        // Blocks of 4,000 and 40,000 bytes, of which one in ten and 65 % are sampled.
+        const KINDS: [(u64, f64); 2] = [(4000, 0.1), (40_000, 0.65)];
+        const BLOCKS: u64 = 500;
+        let mut random = 7u64;
+        let (mut hits, mut sums) = (0, 0);
+        for _ in 0..400 {
+            let mut builder = Builder::new(&[ValueType::ALLOC_BYTES, ValueType::ALLOCS]);
+            let frames = ["f", "g"].map(|name| builder.frame(Frame::python(name, "", "a.py", 1)));
+            for time in 0..BLOCKS {
+                for (frame, (size, p)) in frames.iter().zip(KINDS) {
+                    random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(99);
+                    if ((random >> 11) as f64 / (1u64 << 53) as f64) < p {
+                        let amounts = [(size as f64 / p) as u64, (1.0 / p).round() as u64];
+                        builder.sample(time, (1, 1), &[(*frame, 1)], &amounts);
+                    }
+                }
+            }
+            let profile = builder.finish(Meta::default());
+            let found = of_blocks(&profile).expect("allocations");
+            let all = Stats::new(&profile).samples() as f64;
+            let (low, high) = *found.shares.last().expect("two functions");
+            hits += u32::from((low * all..=high * all).contains(&((BLOCKS * KINDS[1].0) as f64)));
+            let truth = (BLOCKS * (KINDS[0].0 + KINDS[1].0)) as f64;
+            sums += u32::from((all - truth).abs() <= found.of_sum);
+        }
+        // The probabilities are known as rounded numbers of blocks only.
+        assert!(hits >= 358 && sums >= 358, "{hits} and {sums} of 400");
+        let mut random = 5;
+        assert!(of_blocks(&profile(100, 1, &mut random)).is_none());
     }
 
     #[test]

@@ -256,14 +256,16 @@ pub fn memory(meta: &Meta) -> Option<String> {
 /// What a profile of allocations amounts to, all of it estimated, and the modules whose own allocators it did not see; `None` for
 /// other profiles.
 ///
-/// `  memory:   about 1.20 GiB allocated, 20.1 MiB of it not freed, at most 64.0 MiB at a time; 12.0 MiB mapped`
+/// `  memory:   about 1.20 GiB allocated, 20.1 MiB of it not freed (half of that older than 3.2 s), at most 64.0 MiB at a time; 12.0
+/// MiB mapped`
 pub fn allocations(profile: &Profile) -> Option<String> {
     let amount = |kind: &ValueType| Some(profile.total_amount(profile.find_value(&kind.name)?));
     let show = |kind: &ValueType| Some(Unit::Bytes.show(amount(kind)?));
     let mut text = format!(
-        "  memory:   about {} allocated, {} of it not freed, at most {} at a time; {} mapped",
+        "  memory:   about {} allocated, {} of it not freed{}, at most {} at a time; {} mapped",
         show(&ValueType::ALLOC_BYTES)?,
         show(&ValueType::LIVE_BYTES)?,
+        live_age(profile).map_or(String::new(), |age| format!(" (half of that older than {age:.1} s)")),
         show(&ValueType::PEAK_BYTES)?,
         show(&ValueType::MAPPED_BYTES)?,
     );
@@ -281,6 +283,24 @@ pub fn allocations(profile: &Profile) -> Option<String> {
         let _ = write!(text, "\n            and {more} more such modules");
     }
     Some(text)
+}
+
+/// The age of which half of the live bytes were at least, in seconds before the end; `None`: nothing was live.
+fn live_age(profile: &Profile) -> Option<f64> {
+    let live = profile.find_value(&ValueType::LIVE_BYTES.name)?;
+    let samples = profile.timeline.iter().enumerate();
+    let mut bytes: Vec<(u64, u64)> = samples
+        .map(|(at, sample)| (sample.time, profile.sample_amount(live, at)))
+        .filter(|(_, amount)| *amount > 0)
+        .collect();
+    bytes.sort_unstable();
+    let half = bytes.iter().map(|(_, amount)| amount).sum::<u64>().div_ceil(2);
+    let mut older = 0;
+    let (time, _) = bytes.into_iter().find(|(_, amount)| {
+        older += amount;
+        older >= half
+    })?;
+    Some((profile.meta.duration - time as f64 / 1e9).max(0.0))
 }
 
 /// Modules that mapped memory and called no allocator in any sample, with the bytes, most first: they have one of their own.
@@ -451,7 +471,7 @@ fn row(m: &ModuleMeta) -> String {
 mod tests {
     use super::*;
     use crate::build::Builder;
-    use crate::model::Node;
+    use crate::model::{Node, TimelineSample};
     use crate::values::{Amounts, Value};
 
     #[test]
@@ -495,6 +515,39 @@ mod tests {
             line(false)
         );
         assert!(line(true).ends_with("waiting 9.00 s (lock 9.00 s)"), "{}", line(true));
+    }
+
+    #[test]
+    fn half_of_the_live_bytes_are_older() {
+        let check = |live: &[(u64, u64)], age| {
+            let sample = |(time, _): &(u64, u64)| TimelineSample {
+                time: time * 1_000_000_000,
+                pid: 1,
+                tid: 1,
+                node: 0,
+            };
+            let mut profile = Profile {
+                nodes: vec![Node::new(0, 0)],
+                timeline: live.iter().map(sample).collect(),
+                ..Profile::default()
+            };
+            profile.meta.duration = 10.0;
+            let amounts = Amounts::Each {
+                nodes: vec![live.iter().map(|(_, bytes)| bytes).sum()],
+                samples: live.iter().map(|(_, bytes)| *bytes).collect(),
+            };
+            profile.values = vec![Value {
+                kind: ValueType::LIVE_BYTES,
+                amounts,
+            }];
+            assert_eq!(live_age(&profile), age, "{live:?}");
+        };
+        check(&[], None);
+        check(&[(3, 0)], None);
+        check(&[(3, 5)], Some(7.0));
+        check(&[(1, 0), (2, 5), (4, 1), (9, 5)], Some(6.0));
+        check(&[(9, 5), (2, 6)], Some(8.0));
+        check(&[(2, 1), (12, 6)], Some(0.0));
     }
 
     #[test]

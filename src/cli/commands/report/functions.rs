@@ -106,7 +106,9 @@ pub fn functions(context: &ReportContext<'_>, python: &PythonFunctions) -> Rende
         "SELF includes the C code that a function runs{of_c}, TOTAL also all that it calls. Other tables: --by \
          function (with C functions), --by category, --by line, --source FUNCTION\n"
     );
-    text += &context.style.paint(Color::Dim, &format!("{left_out}{hint}"));
+    text += &context
+        .style
+        .paint(Color::Dim, &format!("{left_out}{}{hint}", context.exactness()));
     ("rows", rows.iter().map(ReportRow::json).collect(), text)
 }
 

@@ -274,13 +274,28 @@ impl ReportContext<'_> {
         Ok(("rows", list, text))
     }
 
-    /// By function, the interval of its share of self samples. None for text, and where something else than samples is shown:
-    /// it does not tell how many samples there were.
+    /// By function, the interval of its share of self samples, or of sampled allocations. None for text, and where something else
+    /// is shown: it does not tell how many samples there were.
     fn share_intervals(&self) -> Vec<(f64, f64)> {
-        if self.is_short || *self.profile.count_type() != ValueType::SAMPLES {
+        if self.is_short {
             return Vec::new();
         }
-        intervals::self_shares(self.profile)
+        if *self.profile.count_type() == ValueType::SAMPLES {
+            return intervals::self_shares(self.profile);
+        }
+        intervals::of_blocks(self.profile).map_or(Vec::new(), |found| found.shares)
+    }
+
+    /// How exact the amounts of sampled allocations are, as a sentence; empty where something else is shown.
+    fn exactness(&self) -> String {
+        let found = intervals::of_blocks(self.profile);
+        found.map_or(String::new(), |found| {
+            format!(
+                "Amounts are estimates: the sum is {} within {} (95 %); --json has an interval for each function. ",
+                self.amount(self.stats.samples()),
+                self.amount(found.of_sum.round() as u64),
+            )
+        })
     }
 
     /// All functions, with their calls where these were counted.
