@@ -52,7 +52,10 @@ def _arguments(words: list[str]) -> argparse.Namespace:
     )
     parser.add_argument("--interval", type=int, metavar="BYTES", help="with --alloc: bytes between two samples (524288)")
     parser.add_argument(
-        "--max-overhead", type=float, metavar="PART", help="with --alloc: part of the CPU time that taking stacks may use (0.01)"
+        "--max-overhead",
+        type=_percent,
+        metavar="PERCENT",
+        help="with --alloc: part of the CPU time that taking stacks may use (1%%)",
     )
     parser.add_argument("--subtract", action="store_true", help="with --trace times: subtract the cost of tracing")
     parser.add_argument("--only", action="append", default=[], metavar="MODULE[:FUNCTION]", help="trace only this")
@@ -78,8 +81,6 @@ def _arguments(words: list[str]) -> argparse.Namespace:
         options.interval = 512 * 1024
     if options.max_overhead is None:
         options.max_overhead = 0.01
-    if not 0 < options.max_overhead <= 1:
-        parser.error(f"argument --max-overhead: {options.max_overhead} is not above 0 and at most 1")
     if not 1 <= options.interval <= 1 << 40:
         parser.error(f"argument --interval: {options.interval} is not a number of bytes")
     if not 1 <= options.rate <= 10_000:
@@ -101,6 +102,17 @@ def _arguments(words: list[str]) -> argparse.Namespace:
     # The program may change its directory.
     options.output = os.path.abspath(options.output)
     return options
+
+
+def _percent(text: str) -> float:
+    """A part of the CPU time, which is given in percent as the command takes it."""
+    try:
+        part = float(text.removesuffix("%")) / 100
+    except ValueError:
+        part = 0
+    if not 0 < part <= 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no percentage above 0 and at most 100: 1%, 0.5%")
+    return part
 
 
 def _split(parser: argparse.ArgumentParser, words: list[str]) -> tuple[list[str], str, list[str]]:

@@ -85,8 +85,8 @@ fn run(mut launched: Launched, options: &RecordArgs) -> Result<(u8, Option<Strin
 
 /// Arguments of the package.
 fn arguments(options: &RecordArgs, file: &Path) -> Vec<String> {
-    let overhead = options.sampling.max_overhead();
-    let (interval, overhead) = (options.sampling.interval().to_string(), overhead.to_string());
+    let interval = options.sampling.interval().to_string();
+    let overhead = format!("{}%", 100.0 * options.sampling.max_overhead());
     let file = file.to_string_lossy();
     let mut words = vec!["--alloc", "-q", "-f", "json", "-o", &file];
     words.extend(["--interval", &interval, "--max-overhead", &overhead]);
