@@ -27,6 +27,9 @@ const MAX_RAISE: u64 = 1 << 12;
 const CONTROL_TIME: u64 = 20_000_000;
 /// CPU time of taking stacks after which the mean is changed earlier, ns.
 const BURST: u64 = 1_000_000;
+/// CPU time of reading a stack, at most, and of a poll without one, ns. What takes longer is done once for each module: its
+/// tables are read.
+const MAX_READING: u64 = 100_000;
 
 /// What is known of a sampled block. Written by the thread that allocates it, but for its end.
 #[derive(Debug, Default)]
@@ -55,7 +58,8 @@ struct Row {
 impl Row {
     /// Its end has been reported, or never will be.
     fn has_ended(&self) -> bool {
-        let left = self.size.load(Ordering::Relaxed) as i64 + self.change.load(Ordering::Relaxed);
+        let size = self.size.load(Ordering::Relaxed) as i64;
+        let left = size.saturating_add(self.change.load(Ordering::Relaxed));
         self.end.load(Ordering::Relaxed) != 0
             || self.is_lost.load(Ordering::Relaxed)
             || self.is_mapping.load(Ordering::Relaxed) && left <= 0
@@ -112,7 +116,8 @@ pub struct AllocationLog {
     /// number of changes, so that a thread that was interrupted notices them.
     free: AtomicU64,
     free_rows: AtomicU32,
-    /// CPU time of taking and reading stacks, ns.
+    /// Stacks that were taken, and the CPU time of taking and reading them, ns.
+    stacks: AtomicU64,
     spent: AtomicU64,
     /// Samples for which there was no room here, or not where their ends are noticed.
     lost: AtomicU64,
@@ -127,6 +132,8 @@ struct Reader {
     /// As of the last change of the mean: CPU time of the process, and of taking and reading stacks, ns.
     process_cpu: u64,
     spent: u64,
+    /// Stacks that were read.
+    stacks: u64,
 }
 
 /// A sampled block, as it was read.
@@ -152,6 +159,7 @@ impl AllocationLog {
             used: AtomicU32::new(0),
             free: AtomicU64::new(0),
             free_rows: AtomicU32::new(0),
+            stacks: AtomicU64::new(0),
             spent: AtomicU64::new(0),
             lost: AtomicU64::new(0),
             own_thread: AtomicU32::new(0),
@@ -192,6 +200,7 @@ impl AllocationLog {
         row.mean.store(mean, Ordering::Relaxed);
         row.is_mapping.store(is_mapping, Ordering::Relaxed);
         row.time.store(time, Ordering::Release);
+        self.stacks.fetch_add(1, Ordering::Relaxed);
         self.spent
             .fetch_add(thread_cpu().saturating_sub(began), Ordering::Relaxed);
         Some(number)
@@ -270,13 +279,16 @@ impl AllocationLog {
     /// `reading`: CPU time of reading stacks since the last call, ns.
     pub(super) fn control(&self, reading: u64) {
         self.make_room();
-        self.spent.fetch_add(reading, Ordering::Relaxed);
-        self.limit_overhead();
+        let mut reader = self.reader();
+        let stacks = self.stacks.load(Ordering::Relaxed);
+        let most = (stacks - reader.stacks + 1).saturating_mul(MAX_READING);
+        reader.stacks = stacks;
+        self.spent.fetch_add(reading.min(most), Ordering::Relaxed);
+        self.limit_overhead(&mut reader);
     }
 
     /// Keeps taking and reading stacks within their part of the CPU time.
-    fn limit_overhead(&self) {
-        let mut reader = self.reader();
+    fn limit_overhead(&self, reader: &mut Reader) {
         let spent = self.spent.load(Ordering::Relaxed).saturating_sub(reader.spent);
         let process_cpu = sys::clock::process_cpu_time();
         let passed = process_cpu.saturating_sub(reader.process_cpu);
