@@ -24,12 +24,16 @@ const ROWS: u32 = (CHUNK * CHUNKS) as u32;
 /// Largest factor by which the mean distance of samples is raised.
 const MAX_RAISE: u64 = 1 << 12;
 /// Least CPU time of the process between two changes of the mean, ns.
-const CONTROL_TIME: u64 = 20_000_000;
-/// CPU time of taking stacks after which the mean is changed earlier, ns.
-const BURST: u64 = 1_000_000;
+const CONTROL_TIME: f64 = 20e6;
+/// CPU time of taking and reading stacks after which the mean is changed earlier, ns.
+const BURST: f64 = 1e6;
+/// CPU time of the process after which what was before counts 1/e, ns.
+const MEMORY: f64 = 1e8;
+/// CPU time that the process counts as having used when the recording begins, ns.
+const FIRST_CPU: f64 = 5e7;
 /// CPU time of reading a stack, at most, and of a poll without one, ns. What takes longer is done once for each module: its
 /// tables are read.
-const MAX_READING: u64 = 100_000;
+const MAX_READING: u64 = 50_000;
 
 /// What is known of a sampled block. Written by the thread that allocates it, but for its end.
 #[derive(Debug, Default)]
@@ -129,9 +133,12 @@ pub struct AllocationLog {
 /// State of the thread that reads the log.
 #[derive(Debug, Default)]
 struct Reader {
-    /// As of the last change of the mean: CPU time of the process, and of taking and reading stacks, ns.
+    /// As of the last decision about the mean: CPU time of the process, and of taking and reading stacks, ns.
     process_cpu: u64,
     spent: u64,
+    /// Times of late, ns; of stacks, what they would have been with the mean in force.
+    recent_cpu: f64,
+    recent_spent: f64,
     /// Stacks that were read.
     stacks: u64,
 }
@@ -165,6 +172,7 @@ impl AllocationLog {
             own_thread: AtomicU32::new(0),
             reader: Mutex::new(Reader {
                 process_cpu: sys::clock::process_cpu_time(),
+                recent_cpu: FIRST_CPU,
                 ..Reader::default()
             }),
         };
@@ -289,16 +297,25 @@ impl AllocationLog {
 
     /// Keeps taking and reading stacks within their part of the CPU time.
     fn limit_overhead(&self, reader: &mut Reader) {
-        let spent = self.spent.load(Ordering::Relaxed).saturating_sub(reader.spent);
-        let process_cpu = sys::clock::process_cpu_time();
-        let passed = process_cpu.saturating_sub(reader.process_cpu);
-        if passed < CONTROL_TIME && spent < BURST {
+        self.adapt(reader, sys::clock::process_cpu_time());
+    }
+
+    /// The same. `process_cpu`: CPU time of the process so far, ns.
+    fn adapt(&self, reader: &mut Reader, process_cpu: u64) {
+        let spent = self.spent.load(Ordering::Relaxed);
+        let new = spent.saturating_sub(reader.spent) as f64;
+        let passed = process_cpu.saturating_sub(reader.process_cpu) as f64;
+        if passed < CONTROL_TIME && new < BURST {
             return;
         }
-        reader.process_cpu = process_cpu;
-        reader.spent += spent;
-        let share = spent as f64 / passed.max(1) as f64;
+        (reader.process_cpu, reader.spent) = (process_cpu, spent);
+        let kept = (-passed / MEMORY).exp();
+        reader.recent_cpu = reader.recent_cpu * kept + passed;
+        reader.recent_spent = reader.recent_spent * kept + new;
+        let share = reader.recent_spent / reader.recent_cpu.max(1.0);
+        let before = self.mean.load(Ordering::Relaxed);
         self.change_mean((share / self.options.max_overhead.max(1e-6)).clamp(0.5, 8.0));
+        reader.recent_spent *= before as f64 / self.mean.load(Ordering::Relaxed) as f64;
     }
 
     /// Changes the mean distance of samples by this factor, within its bounds.
@@ -555,6 +572,44 @@ mod tests {
         let blocks: Vec<Block> = blocks.iter().map(|(time, end, _)| block(*time, *end, 1.0)).collect();
         let leaked = leaked(&blocks, &nodes, 100, 1000);
         assert_eq!(leaked, [true, true, true, false, false, false, false, false]);
+    }
+
+    #[test]
+    fn the_mean_follows_the_use_without_going_too_far() {
+        const MS: u64 = 1_000_000;
+        let log = AllocationLog::new(AllocationOptions {
+            mean: 1000,
+            max_overhead: 0.01,
+            set_mean: |_| {},
+        });
+        let mut reader = Reader {
+            recent_cpu: FIRST_CPU,
+            ..Reader::default()
+        };
+        let mut cpu = 0;
+        // Stacks use 40 % of the time at the first mean, and less as it is raised.
+        let (mut means, mut used) = (Vec::new(), 0);
+        for _ in 0..200 {
+            cpu += 20 * MS;
+            let spent = 8 * MS * 1000 / log.mean.load(Ordering::Relaxed);
+            used += spent;
+            log.spent.fetch_add(spent, Ordering::Relaxed);
+            log.adapt(&mut reader, cpu);
+            means.push(log.mean.load(Ordering::Relaxed));
+        }
+        assert!(means.iter().all(|mean| *mean < 60_000), "{means:?}");
+        assert!(means[100..].iter().all(|mean| *mean > 30_000), "{means:?}");
+        assert!(used < cpu / 100 + 13 * MS, "{used} of {cpu}");
+        // Then they use nothing.
+        for _ in 0..100 {
+            cpu += 20 * MS;
+            log.adapt(&mut reader, cpu);
+        }
+        assert_eq!(log.mean.load(Ordering::Relaxed), 1000);
+        // A burst is noticed before the time is over.
+        log.spent.fetch_add(100 * MS, Ordering::Relaxed);
+        log.adapt(&mut reader, cpu + 1);
+        assert_eq!(log.mean.load(Ordering::Relaxed), 8000);
     }
 
     #[test]
