@@ -9,6 +9,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use crate::got::{self, Which};
+use crate::sampling::Known;
 use crate::{Pointer, page_size, sampling, while_busy};
 
 /// Ranges of sampled mappings that are known at a time.
@@ -23,13 +24,13 @@ const MAX_PARTS: usize = 16;
 struct MappedRange {
     start: usize,
     end: usize,
-    number: u32,
+    of: Known,
 }
 
 const NOTHING: MappedRange = MappedRange {
     start: 0,
     end: 0,
-    number: 0,
+    of: Known::NOTHING,
 };
 
 struct Table {
@@ -67,9 +68,9 @@ impl Ranges<'_> {
         true
     }
 
-    /// Takes out what lies in `gone`, and calls `taken` with each part. False if the rest of one found no room.
-    fn take(&mut self, gone: &Range<usize>, mut taken: impl FnMut(MappedRange)) -> bool {
-        let (mut at, mut has_room) = (0, true);
+    /// Takes out what lies in `gone`, and calls `taken` with each part.
+    fn take(&mut self, gone: &Range<usize>, mut taken: impl FnMut(MappedRange)) {
+        let mut at = 0;
         while at < self.used() {
             let found = self.0[at];
             let part = found.start.max(gone.start)..found.end.min(gone.end);
@@ -94,7 +95,9 @@ impl Ranges<'_> {
             match rest.next() {
                 Some(first) => {
                     self.0[at] = first;
-                    has_room &= rest.next().is_none_or(|second| self.add(second));
+                    if let Some(second) = rest.next().filter(|second| !self.add(*second)) {
+                        sampling::not_followed(second.of);
+                    }
                     at += 1;
                 }
                 None => {
@@ -104,7 +107,6 @@ impl Ranges<'_> {
                 }
             }
         }
-        has_room
     }
 }
 
@@ -170,7 +172,7 @@ fn remove(range: Option<Range<usize>>) -> Removed {
                 *place = part;
                 removed.count += 1;
             }
-            None => sampling::resized(part.number, -change(part.end - part.start)),
+            None => sampling::resized(part.of, -change(part.end - part.start)),
         })
     });
     removed
@@ -184,7 +186,7 @@ impl Removed {
     /// The call has succeeded.
     fn report(&self) {
         for part in self.parts() {
-            sampling::resized(part.number, -change(part.end - part.start));
+            sampling::resized(part.of, -change(part.end - part.start));
         }
     }
 
@@ -199,7 +201,7 @@ impl Removed {
 /// Adds a range to the table.
 fn follow(range: MappedRange) {
     if with_ranges(|ranges| ranges.add(range)) != Some(true) {
-        sampling::not_followed(range.number);
+        sampling::not_followed(range.of);
     }
 }
 
@@ -212,11 +214,11 @@ fn mapped(range: Range<usize>, protection: c_int, flags: c_int) {
     if flags & libc::MAP_ANONYMOUS == 0 || protection == libc::PROT_NONE || !sampling::count(range.len()) {
         return;
     }
-    if let Some(number) = sampling::mapped(range.len()) {
+    if let Some(of) = sampling::mapped(range.len()) {
         follow(MappedRange {
             start: range.start,
             end: range.end,
-            number,
+            of,
         });
     }
 }
@@ -319,12 +321,12 @@ pub unsafe extern "C" fn mremap(
             part.end - old.start
         };
         let moved = moved.start.min(new.len())..moved.end.min(new.len());
-        sampling::resized(part.number, change(moved.len()) - change(part.end - part.start));
+        sampling::resized(part.of, change(moved.len()) - change(part.end - part.start));
         if !moved.is_empty() {
             follow(MappedRange {
                 start: new.start + moved.start,
                 end: new.start + moved.end,
-                number: part.number,
+                of: part.of,
             });
         }
     }

@@ -42,7 +42,32 @@ pub trait BlockSampler: Send + Sync {
 /// Mean distance between samples where none was set, bytes.
 pub const DEFAULT_MEAN: u64 = 512 << 10;
 
-static SAMPLER: AtomicPtr<Arc<dyn BlockSampler>> = AtomicPtr::new(std::ptr::null_mut());
+/// The sampler that is in place.
+struct InPlace {
+    sampler: Arc<dyn BlockSampler>,
+    /// Number of its recording.
+    recording: u32,
+}
+
+/// A sampled block as its sampler knows it. A thread may keep it during a call in which another sampler takes the place of
+/// this one, for which the number means nothing.
+#[derive(Clone, Copy)]
+pub struct Known {
+    number: u32,
+    recording: u32,
+}
+
+impl Known {
+    /// No sampler's block.
+    pub const NOTHING: Known = Known {
+        number: 0,
+        recording: 0,
+    };
+}
+
+static SAMPLER: AtomicPtr<InPlace> = AtomicPtr::new(std::ptr::null_mut());
+/// Recordings of this process so far.
+static RECORDINGS: AtomicU32 = AtomicU32::new(0);
 static MEAN: AtomicU64 = AtomicU64::new(DEFAULT_MEAN);
 /// Bytes after which a thread draws another distance, with the mean of that time.
 const MAX_LEFT: u64 = 4 << 20;
@@ -110,24 +135,32 @@ fn insert(block: Pointer, number: u32) -> bool {
     false
 }
 
-/// Takes a block out that is about to be freed; its number if it was sampled.
-fn take(block: Pointer) -> Option<u32> {
+/// The place of a block in its bucket.
+fn find(block: Pointer) -> Option<(&'static AtomicUsize, &'static AtomicU32)> {
     if (block as usize) <= TAKEN || !is_suspect(block) {
         return None;
     }
-    let hash = hash(block);
-    let Bucket { addresses, numbers } = bucket(hash);
-    let at = addresses
-        .iter()
-        .position(|address| address.load(Ordering::Acquire) == block as usize)?;
-    let number = numbers[at].load(Ordering::Relaxed);
-    // It may have been freed twice, or the table been cleared.
-    let taken = addresses[at].compare_exchange(block as usize, TAKEN, Ordering::Acquire, Ordering::Relaxed);
-    taken.ok()?;
-    addresses[at].store(EMPTY, Ordering::Release);
-    let less = |count: u8| if count == MOST { None } else { count.checked_sub(1) };
-    let _ = COUNTS[hash].fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
-    Some(number)
+    let Bucket { addresses, numbers } = bucket(hash(block));
+    let mut places = addresses.iter().zip(numbers);
+    places.find(|(address, _)| address.load(Ordering::Acquire) == block as usize)
+}
+
+/// Takes a block out that is about to be freed, and calls `call` with its sampler and its number.
+fn take<T>(block: Pointer, call: impl FnOnce(&InPlace, u32) -> T) -> Option<T> {
+    let (address, number) = find(block)?;
+    // The table is not cleared meanwhile.
+    let taken = with_sampler(|current| {
+        // It may have been freed twice, or the table been cleared.
+        address
+            .compare_exchange(block as usize, TAKEN, Ordering::Acquire, Ordering::Relaxed)
+            .ok()?;
+        let number = number.load(Ordering::Relaxed);
+        address.store(EMPTY, Ordering::Release);
+        let less = |count: u8| if count == MOST { None } else { count.checked_sub(1) };
+        let _ = COUNTS[hash(block)].fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
+        Some(call(current, number))
+    });
+    taken.flatten()
 }
 
 fn forget_all() {
@@ -180,15 +213,17 @@ pub fn moves(old: Pointer, size: usize, is_due: bool, call: impl FnOnce() -> Poi
 /// Calls a function that gives a block in the place of another one, and reports the end of the old one.
 pub fn moves_suspect(old: Pointer, size: usize, call: impl FnOnce() -> Pointer) -> Pointer {
     // Before the call: another thread may be given the address before it returns.
-    let number = take(old);
+    let known = take(old, InPlace::known);
     let block = call();
-    if let Some(number) = number {
-        // Nothing has changed if it failed; null for a size of 0 means that the old block is gone.
-        if block.is_null() && size != 0 {
-            keep(old, number);
-        } else {
-            with_sampler(|sampler| sampler.on_end(number));
-        }
+    if let Some(known) = known {
+        with_sampler_of(known, |current| {
+            // Nothing has changed if it failed; null for a size of 0 means that the old block is gone.
+            if block.is_null() && size != 0 {
+                current.keep(old, known.number);
+            } else {
+                current.sampler.on_end(known.number);
+            }
+        });
     }
     block
 }
@@ -210,9 +245,7 @@ pub fn is_suspect(block: Pointer) -> bool {
 
 /// A block is about to be freed.
 pub fn ends(block: Pointer) {
-    if let Some(number) = take(block) {
-        with_sampler(|sampler| sampler.on_end(number));
-    }
+    take(block, |current, number| current.sampler.on_end(number));
 }
 
 /// The largest block that is counted as Python's.
@@ -315,66 +348,88 @@ fn report(block: Pointer, sampled: SampledBlock) {
     }
     // One that is still known at this address was freed without a call that is seen.
     ends(block);
-    if let Some(number) = number_of(sampled) {
-        keep(block, number);
-    }
+    with_sampler(|current| {
+        if let Some(number) = current.number_of(sampled) {
+            current.keep(block, number);
+        }
+    });
 }
 
-/// Memory of this size has been mapped, and its bytes, which have been counted just now, were due. Its number, if it is sampled
-/// and its end is wanted.
+/// Memory of this size has been mapped, and its bytes, which have been counted just now, were due. `None`: it is not sampled, or
+/// its end is not wanted.
 #[cold]
 #[inline(never)]
-pub fn mapped(size: usize) -> Option<u32> {
+pub fn mapped(size: usize) -> Option<Known> {
     let sampled = draw(size)?;
-    number_of(SampledBlock {
-        is_mapping: true,
-        ..sampled
-    })
-}
-
-/// The mapping with this number has become larger or smaller by so many bytes.
-pub fn resized(number: u32, change: i64) {
-    with_sampler(|sampler| sampler.on_resize(number, change));
-}
-
-/// The end of the mapping with this number will not be known.
-pub fn not_followed(number: u32) {
-    with_sampler(|sampler| sampler.on_overflow(number));
-}
-
-/// Gives a sampled block to the sampler. Its number, if its end is wanted.
-fn number_of(sampled: SampledBlock) -> Option<u32> {
-    let number = while_busy(|_| {
-        // SAFETY: the address of this thread's errno, which stays there.
-        let errno = unsafe { libc::__errno_location() };
-        // SAFETY: as above.
-        let saved = unsafe { *errno };
-        let mut number = None;
-        with_sampler(|sampler| number = sampler.on_block(sampled));
-        // SAFETY: as above.
-        unsafe { *errno = saved };
-        number
+    let known = with_sampler(|current| {
+        let number = current.number_of(SampledBlock {
+            is_mapping: true,
+            ..sampled
+        })?;
+        Some(current.known(number))
     });
-    number.flatten()
+    known.flatten()
 }
 
-/// Has the end of a block known that is the caller's.
-fn keep(block: Pointer, number: u32) {
-    if !insert(block, number) {
-        with_sampler(|sampler| sampler.on_overflow(number));
+/// This mapping has become larger or smaller by so many bytes.
+pub fn resized(mapping: Known, change: i64) {
+    with_sampler_of(mapping, |current| current.sampler.on_resize(mapping.number, change));
+}
+
+/// The end of this mapping will not be known.
+pub fn not_followed(mapping: Known) {
+    with_sampler_of(mapping, |current| current.sampler.on_overflow(mapping.number));
+}
+
+impl InPlace {
+    fn known(&self, number: u32) -> Known {
+        Known {
+            number,
+            recording: self.recording,
+        }
+    }
+
+    /// Gives a sampled block to the sampler. Its number, if its end is wanted.
+    fn number_of(&self, sampled: SampledBlock) -> Option<u32> {
+        let number = while_busy(|_| {
+            // SAFETY: the address of this thread's errno, which stays there.
+            let errno = unsafe { libc::__errno_location() };
+            // SAFETY: as above.
+            let saved = unsafe { *errno };
+            let number = self.sampler.on_block(sampled);
+            // SAFETY: as above.
+            unsafe { *errno = saved };
+            number
+        });
+        number.flatten()
+    }
+
+    /// Has the end of a block known that is the caller's.
+    fn keep(&self, block: Pointer, number: u32) {
+        if !insert(block, number) {
+            self.sampler.on_overflow(number);
+        }
     }
 }
 
-/// Calls `call` with the sampler, if there is one.
-fn with_sampler(call: impl FnOnce(&dyn BlockSampler)) {
+/// Calls `call` with the sampler, if there is one: it stays in place meanwhile, and the table its own.
+fn with_sampler<T>(call: impl FnOnce(&InPlace) -> T) -> Option<T> {
     // As in `notify`.
     let shard = &INSIDE[(thread::current() as usize >> 12) % SHARDS].0;
     shard.fetch_add(1, Ordering::SeqCst);
     // SAFETY: null, or made by `sample`; it is freed when no thread is inside that may have seen it.
-    if let Some(sampler) = unsafe { SAMPLER.load(Ordering::SeqCst).as_ref() } {
-        call(&**sampler);
-    }
+    let result = unsafe { SAMPLER.load(Ordering::SeqCst).as_ref() }.map(call);
     shard.fetch_sub(1, Ordering::Release);
+    result
+}
+
+/// Calls `call` with the sampler of this block, if it is still in place.
+fn with_sampler_of(block: Known, call: impl FnOnce(&InPlace)) {
+    with_sampler(|current| {
+        if current.recording == block.recording {
+            call(current);
+        }
+    });
 }
 
 /// A sampler that is in place. Dropping it removes it.
@@ -412,7 +467,11 @@ pub fn sample(sampler: Arc<dyn BlockSampler>, mean: u64, python: bool) -> Result
     // Other threads notice the new mean some megabytes later.
     // SAFETY: this thread's own words.
     unsafe { ((*thread).left, (*thread).rest, (*thread).mean) = (0, 0, 0) };
-    SAMPLER.store(Box::into_raw(Box::new(sampler)), Ordering::SeqCst);
+    let recording = RECORDINGS.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
+    SAMPLER.store(
+        Box::into_raw(Box::new(InPlace { sampler, recording })),
+        Ordering::SeqCst,
+    );
     let mut sampling = Sampling {
         forks: FORKS.load(Ordering::Relaxed),
         has_python: false,
