@@ -1,7 +1,11 @@
 //! An object that `LD_PRELOAD` loads hooks a C program and Python.
 
-use std::path::{Path, PathBuf};
+mod common;
+
+use std::path::Path;
 use std::process::Command;
+
+use common::{built_object, compiled};
 
 /// Allocates as many blocks as its argument says: half of them in a library that it loads, and as many again in a child.
 const PROGRAM: &str = r#"
@@ -34,49 +38,6 @@ void allocate(int blocks) {
 }
 "#;
 
-fn built_object() -> PathBuf {
-    // Below target/ and its profile's directory, as Cargo has it.
-    let here = std::env::current_exe().expect("this program");
-    let profile = here.parent().and_then(Path::parent).expect("the profile's directory");
-    let mut cargo = Command::new(env!("CARGO"));
-    // The variables that `cargo test` sets for a test would rerun build scripts, and rebuild all that depends on them.
-    for (name, _) in std::env::vars_os() {
-        let of_test = ["MANIFEST", "PKG", "BIN", "CRATE", "PRIMARY"].map(|part| format!("CARGO_{part}"));
-        if of_test
-            .iter()
-            .any(|start| name.as_encoded_bytes().starts_with(start.as_bytes()))
-        {
-            cargo.env_remove(name);
-        }
-    }
-    cargo.args([
-        "build",
-        "--quiet",
-        "--package",
-        "nativeprof-hooks",
-        "--example",
-        "count_allocations",
-    ]);
-    cargo
-        .arg("--target-dir")
-        .arg(profile.parent().expect("the target directory"));
-    if profile.ends_with("release") {
-        cargo.arg("--release");
-    }
-    assert!(cargo.status().expect("cargo").success());
-    profile.join("examples/libcount_allocations.so")
-}
-
-fn compiled(name: &str, source: &str, flags: &[&str]) -> PathBuf {
-    let directory = Path::new(env!("CARGO_TARGET_TMPDIR"));
-    let (file, out) = (directory.join(format!("{name}.c")), directory.join(name));
-    std::fs::write(&file, source).expect("the source is written");
-    let mut compiler = Command::new("gcc");
-    compiler.args(flags).arg("-o").arg(&out).arg(&file);
-    assert!(compiler.status().expect("gcc").success());
-    out
-}
-
 /// The blocks that the object has counted in a program.
 fn counted(object: &Path, program: &mut Command) -> u64 {
     let output = program.env("LD_PRELOAD", object).output().expect("the program runs");
@@ -90,10 +51,10 @@ fn counted(object: &Path, program: &mut Command) -> u64 {
 
 #[test]
 fn a_preloaded_object_counts_what_a_program_allocates() {
-    let object = built_object();
+    let object = built_object("count_allocations");
 
-    let program = compiled("allocates", PROGRAM, &[]);
-    let library = compiled("liballocates.so", LIBRARY, &["-shared", "-fPIC"]);
+    let program = compiled("allocates", PROGRAM, &[], &[]);
+    let library = compiled("liballocates.so", LIBRARY, &["-shared", "-fPIC"], &[]);
     let blocks = |number: &str| counted(&object, Command::new(&program).arg(number).arg(&library));
     // The loader and the C library allocate, too. The child's blocks are not counted.
     assert_eq!(blocks("5000") - blocks("1000"), 4000);
