@@ -53,7 +53,9 @@
 //! additions to a counter shared by few threads, and the handlers. A handler is never called from within a handler on
 //! the same thread; `errno` is preserved.
 //!
-//! **fork**: in the child all handlers are gone and the hooks pass through until it installs its own.
+//! **fork**: in the child all handlers are gone and the hooks pass through until it installs its own. It cannot if it was
+//! forked while another thread was in the loader (in `dlopen`, or with an exception being thrown), whose lock it never gets
+//! in glibc 2.36.
 //!
 //! Linux with glibc, x86-64 and aarch64.
 
