@@ -394,6 +394,29 @@ pub fn pin_this_module() -> Result<(), &'static str> {
     }
 }
 
+/// Whether no slot has lost our hook to another tool, or to one that has put the function itself there. The caller holds the
+/// lock.
+pub fn is_complete() -> bool {
+    // SAFETY: the lock is held.
+    let Some(state) = (unsafe { &*SHARED.state.get() }) else {
+        return true;
+    };
+    let names = ALL.map(|(_, name)| name);
+    let mut is_complete = true;
+    elf::for_each_module(|module, _, (_, unloaded)| {
+        // Where modules have been unloaded since the last scan another one may lie in the place of one of them.
+        if state.unloaded != unloaded || is_left_alone(module) {
+            return;
+        }
+        module.slots(&names, |slot, index| {
+            // SAFETY: as in `scan`.
+            let value = unsafe { AtomicUsize::from_ptr(slot.address as *mut usize) }.load(Ordering::Relaxed);
+            is_complete &= value == hook(ALL[index].0) || !state.old.contains_key(&slot.address);
+        });
+    });
+    is_complete
+}
+
 /// A word through which a module calls one of the hooked functions.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Slot {

@@ -183,6 +183,24 @@ pub fn own_limit(_: &Attached) -> usize {
         .unwrap_or(0)
 }
 
+/// Whether calls of the domains of which Python's own allocator is counted get to our links: another tool may have taken them
+/// away with its own.
+pub fn is_reached(_: &Attached) -> bool {
+    const SMALL: usize = 32;
+    [1, OBJECTS].into_iter().filter_map(get).all(|domain| {
+        // Another tool's hook may request memory for itself now and then.
+        (0..4).all(|_| {
+            sampling::bytes_counted(|| {
+                // SAFETY: the allocator's own functions and context; the lock of the interpreter is held.
+                unsafe {
+                    let block = (domain.malloc)(domain.context, SMALL);
+                    (domain.free)(domain.context, block);
+                }
+            }) >= SMALL as u64
+        })
+    })
+}
+
 fn update_domain<const D: usize>(wanted: bool) -> bool {
     let Some(now) = get(D) else { return false };
     match (index_of_link::<D>(&now), wanted) {

@@ -379,7 +379,14 @@ class Profiler:
             _running = None
         atexit.unregister(self._abandon)
         is_sampled = isinstance(recorder, _WITHOUT_SIGNALS) or recorder.signal() is not None
+        is_complete = not isinstance(recorder, _native.AllocationRecorder) or recorder.is_complete()
         self._profile = Profile(recorder.stop())
+        if not is_complete:
+            said = (
+                "another tool replaced nativeprof's hooks on the allocators: allocations are missing, and blocks that were freed "
+                "count as live; start that tool before the recording and stop it after, or leave it out"
+            )
+            warnings.warn(said, RuntimeWarning, stacklevel=2)
         if not is_sampled:
             said = "another signal handler replaced nativeprof's: samples are missing"
             warnings.warn(said, RuntimeWarning, stacklevel=2)

@@ -93,6 +93,13 @@ impl AllocationRecorder {
             .map(Profile::new)
     }
 
+    /// Whether all hooks are still in place.
+    fn is_complete(&self, py: Python<'_>) -> PyResult<bool> {
+        self.with(py, |state| {
+            Ok(state.as_ref().is_none_or(|state| state.sampling.is_complete()))
+        })
+    }
+
     /// Ends the recording and gives what was allocated since the start or the last `take`.
     fn stop(&self, py: Python<'_>) -> PyResult<Profile> {
         self.with(py, |state| {
