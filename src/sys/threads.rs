@@ -3,6 +3,7 @@
 
 #![allow(unsafe_code)]
 
+use std::cell::UnsafeCell;
 use std::io;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -272,30 +273,90 @@ pub fn library_load_count() -> u64 {
         1 // one is enough
     }
     let mut count = 0u64;
+    watch_forks();
+    in_loader();
     // SAFETY: the callback uses its arguments as specified.
     unsafe { libc::dl_iterate_phdr(Some(first), (&raw mut count).cast()) };
+    out_of_loader();
     count
 }
 
-/// Changed in a child after `fork`, once [`generation`] was called in the parent.
+/// Changed in a child after `fork`, once [`watch_forks`] was called in the parent.
 static GENERATION: AtomicU32 = AtomicU32::new(0);
 
 /// A number that differs in each process after `fork`.
 pub fn generation() -> u32 {
+    watch_forks();
+    GENERATION.load(Ordering::Relaxed)
+}
+
+/// A lock of the C library, since it is held across `fork`.
+struct ForkLock(UnsafeCell<libc::pthread_mutex_t>);
+
+// SAFETY: it is made for several threads.
+unsafe impl Sync for ForkLock {}
+
+/// Held by a thread of ours that calls the loader, and by one that forks: in a child that was forked while another thread was in
+/// the loader, the loader's lock stays taken (glibc 2.36), and the program could load no library there.
+static LOADER: ForkLock = ForkLock(UnsafeCell::new(libc::PTHREAD_MUTEX_INITIALIZER));
+
+extern "C" fn in_loader() {
+    // SAFETY: a mutex that was initialized statically and is never moved.
+    unsafe { libc::pthread_mutex_lock(LOADER.0.get()) };
+}
+
+extern "C" fn out_of_loader() {
+    // SAFETY: as above; the calling thread, or the one of the parent that it is a copy of, holds it.
+    unsafe { libc::pthread_mutex_unlock(LOADER.0.get()) };
+}
+
+/// Has what is to be done at each `fork` of this process done from now on.
+fn watch_forks() {
     static REGISTERED: OnceLock<()> = OnceLock::new();
-    extern "C" fn after_fork() {
+    extern "C" fn in_child() {
+        out_of_loader();
         GENERATION.fetch_add(1, Ordering::Relaxed);
     }
     REGISTERED.get_or_init(|| {
-        // SAFETY: the function only adds to a number.
-        unsafe { libc::pthread_atfork(None, None, Some(after_fork)) };
+        // SAFETY: the functions use a lock and a number.
+        unsafe { libc::pthread_atfork(Some(in_loader), Some(out_of_loader), Some(in_child)) };
     });
-    GENERATION.load(Ordering::Relaxed)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A child would wait forever for a lock that a thread of its parent has taken.
+    #[test]
+    fn a_child_that_was_forked_during_a_count_can_call_the_loader() {
+        let is_over = std::sync::atomic::AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !is_over.load(Ordering::Relaxed) {
+                    library_load_count();
+                }
+            });
+            let failed = (0..100).filter(|_| {
+                // SAFETY: the child calls nothing that allocates, and ends at once.
+                let child = unsafe { libc::fork() };
+                if child == 0 {
+                    // SAFETY: no preconditions.
+                    unsafe { libc::alarm(60) };
+                    library_load_count();
+                    // SAFETY: no preconditions.
+                    unsafe { libc::_exit(0) };
+                }
+                let mut status = -1;
+                // SAFETY: the status is written to.
+                let waited = unsafe { libc::waitpid(child, &mut status, 0) };
+                (waited, status) != (child, 0)
+            });
+            let failed = failed.count();
+            is_over.store(true, Ordering::Relaxed);
+            assert_eq!(failed, 0);
+        });
+    }
 
     #[test]
     fn threads_are_found_by_their_pointers() {
