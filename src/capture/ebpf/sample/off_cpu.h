@@ -20,7 +20,8 @@ struct entry {
 	__u64 r10, r9, r8, rax, rcx, rdx, rsi, rdi, orig_rax, rip, cs, flags, rsp, ss;
 };
 
-static __always_inline void last_call(struct kernel_facts *facts, struct system_call *call)
+// (Not inlined: the caller has not much stack left.)
+static __noinline void last_call(struct kernel_facts *facts, struct system_call *call)
 {
 	struct entry e = {};
 	__u64 top = 0;

@@ -47,7 +47,8 @@ static __always_inline __u64 ring_flags(void)
 	return is_full ? BPF_RB_FORCE_WAKEUP : BPF_RB_NO_WAKEUP;
 }
 
-static __always_inline void pass_range(__u32 pid, __u64 from, __u64 to, __u64 moved_to)
+// (A function of its own: older kernels count the stack of the caller and of all that it calls, which is near their limit.)
+__noinline int pass_range(__u32 pid, __u64 from, __u64 to, __u64 moved_to)
 {
 	struct memory_range range = {
 		.size = sizeof(range),
@@ -62,6 +63,7 @@ static __always_inline void pass_range(__u32 pid, __u64 from, __u64 to, __u64 mo
 
 	if (bpf_ringbuf_output(&SAMPLES, &range, sizeof(range), ring_flags()))
 		count_lost(LOST_RANGES);
+	return 0;
 }
 
 // Where an area of `length` bytes begins if the kernel has searched room for a larger one, in order to align it for
