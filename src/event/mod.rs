@@ -242,7 +242,8 @@ pub struct MemoryChange {
     pub kind: MemoryKind,
     /// avma of the page fault, or where the memory begins that a system call fills; 0: not known.
     pub address: u64,
-    /// Of what the system call fills, bytes; 0: a page fault.
+    /// Of what the system call fills, bytes; 0: a page fault. 1: faults of which this is the last one, whose page may not be
+    /// there yet.
     pub length: u64,
     /// There is a sample of the same page fault already, which has made other pages resident.
     pub is_repeated: bool,
@@ -397,6 +398,8 @@ pub enum RangeChange {
     SomeOfFiles,
     /// Pages in it have gone, but not which ones is known.
     SomeOfIt,
+    /// Its pages of files have gone: there are copies in their places.
+    OfFiles,
 }
 
 /// Output of a backend, in chronological order.

@@ -98,6 +98,12 @@ impl Resident {
             RangeChange::GivenBack => {
                 forget(pages, from..to, range.time, segment);
             }
+            RangeChange::OfFiles => {
+                let found: Vec<u64> = pages.range(from..to).map(|(page, _)| *page).collect();
+                for page in found {
+                    forget_of_files(pages, page, range.time, segment);
+                }
+            }
             RangeChange::SomeOfFiles | RangeChange::SomeOfIt => {
                 let is_meant = |sample: &GrownSample| {
                     range.change == RangeChange::SomeOfIt || sample.kind != MemoryKind::Anonymous
@@ -199,6 +205,21 @@ fn forget(pages: &mut Pages, range: Range<u64>, time: u64, segment: &mut Segment
         bytes = bytes.saturating_add(segment.has_gone(sample.row, time));
     }
     bytes
+}
+
+/// Removes the samples of a page that are of a file, which has gone by a time.
+fn forget_of_files(pages: &mut Pages, page: u64, time: u64, segment: &mut Segment) {
+    let Some(samples) = pages.get_mut(&page) else { return };
+    samples.retain(|sample| {
+        let is_kept = sample.kind == MemoryKind::Anonymous;
+        if !is_kept {
+            segment.has_gone(sample.row, time);
+        }
+        is_kept
+    });
+    if samples.is_empty() {
+        pages.remove(&page);
+    }
 }
 
 /// By process, when most of its memory was resident, and when the program began that it ran then.
@@ -377,6 +398,23 @@ mod tests {
         assert_eq!(rows(&segment), [false, false, true, false, true]);
         resident.exec(7, 60, &mut segment);
         assert_eq!(rows(&segment), [false, false, true, false, false]);
+        // Copies in the place of pages of files: what is anonymous stays.
+        let of_file = MemoryChange {
+            kind: MemoryKind::File,
+            ..grown(0x30_0000, 0, 1)
+        };
+        let here = MemoryChange {
+            length: 1,
+            ..grown(0x30_0000, 0, 1)
+        };
+        add(&mut resident, &mut segment, of_file);
+        add(&mut resident, &mut segment, here);
+        resident.apply(
+            &range(0x2f_0000, 0x30_1000, RangeChange::OfFiles),
+            &LiveSystem,
+            &mut segment,
+        );
+        assert_eq!(rows(&segment)[5..], [false, true]);
         // Of hostile sizes.
         for (from, to, change) in [
             (u64::MAX, u64::MAX, GivenBack),

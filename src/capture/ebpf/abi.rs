@@ -79,8 +79,10 @@ const CHANGED_AGAIN: usize = 28;
 const CHANGED_DOUBLED: usize = 32;
 /// `MAX_DOUBLED`
 pub const MAX_DOUBLED: u32 = 16;
-/// `SOME_OF_IT`
+/// `moved_to` of `struct memory_range`: some of its pages of files, some of its pages, its pages of files were given back.
+const SOME_OF_FILES: u64 = u64::MAX;
 const SOME_OF_IT: u64 = u64::MAX - 1;
+const OF_FILES: u64 = u64::MAX - 2;
 const RANGE_FROM: usize = TIME + 8;
 const RANGE_TO: usize = RANGE_FROM + 8;
 const RANGE_MOVED_TO: usize = RANGE_TO + 8;
@@ -118,8 +120,9 @@ pub fn decode_range(b: &[u8]) -> Option<DecodedRecord> {
         to: u64_at(b, RANGE_TO)?,
         change: match u64_at(b, RANGE_MOVED_TO)? {
             0 => RangeChange::GivenBack,
-            u64::MAX => RangeChange::SomeOfFiles,
+            SOME_OF_FILES => RangeChange::SomeOfFiles,
             SOME_OF_IT => RangeChange::SomeOfIt,
+            OF_FILES => RangeChange::OfFiles,
             at => RangeChange::MovedTo(at),
         },
     };

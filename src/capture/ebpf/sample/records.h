@@ -195,7 +195,7 @@ struct code_head {
 // A change of resident memory.
 struct change {
 	__u64 address;            // of the page fault, or where the memory begins that a system call fills; 0: not known
-	__u64 length;             // of the latter, bytes
+	__u64 length;             // of the latter, bytes; 1: faults of which this is the last one
 	__s64 pages;
 	__u32 member;             // which of the kernel's counters
 	__u32 is_repeated;        // there is a sample of the same page fault
@@ -206,7 +206,8 @@ struct change {
 struct memory_range {
 	__u32 size, pid, tid, flags;
 	__u64 time, from, to;
-	__u64 moved_to;           // 0: given back; ~0: some of its pages of files were given back; ~1: some of its pages
+	__u64 moved_to;           // 0: given back; ~0: some of its pages of files were given back; ~1: some of its pages;
+	                          // ~2: its pages of files
 };
 
 // As abi.rs has them.

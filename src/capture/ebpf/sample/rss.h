@@ -2,7 +2,8 @@
 //
 // Resident memory: each change of the kernel's own counters, which it reports at `kmem:rss_stat`.
 //
-// Up to Linux 6.1 the report has the new total. Later it has none, and the counters are per CPU: a part for each CPU,
+// Up to Linux 6.1 the report has the new total. It may be of 64 earlier page faults of the thread, and comes at the begin of
+// the next one, or when the thread gives memory back. Later it has none, and the counters are per CPU: a part for each CPU,
 // which is added to a common count when it has become large. What one report is about is then the change of this CPU's
 // part since the last one, and if that part is 0, that of the common count as well. Both are compared with what they
 // were at the last report, so the sum is exact: what one report missed is in the next one.
@@ -124,8 +125,8 @@ static __always_inline void current_call(struct kernel_facts *facts, struct syst
 }
 
 // What a thread gives back in this system call, or by this fault: `from` and `to`.
-static __always_inline int range_given_back(struct space *s, struct system_call *call, __u32 member, __u64 address, __u64 *from,
-					    __u64 *to)
+static __always_inline int range_given_back(struct space *s, struct system_call *call, __u32 member, __s64 pages, __u64 address,
+					    __u64 *from, __u64 *to)
 {
 	*from = call->first;
 	*to = call->first + call->second;
@@ -151,12 +152,35 @@ static __always_inline int range_given_back(struct space *s, struct system_call 
 		// A file has become shorter.
 		*from = 0;
 		*to = USER_END;
-		return RANGE_FILES;
+		return RANGE_SOME_FILES;
 	}
-	// A page of a file that a copy takes the place of.
-	*from = address & ~(PAGE - 1);
-	*to = *from + PAGE;
-	return address ? RANGE_ALL : RANGE_NONE;
+	// Pages of a file that copies take the place of: up to Linux 6.1 those before this fault, or any others.
+	*from = *to = address & ~(PAGE - 1);
+	if (IS_COUNTED)
+		*from += pages * (__s64)PAGE;
+	else
+		*to += PAGE;
+	return address && *from < *to ? RANGE_OF_FILES : RANGE_NONE;
+}
+
+// Whether a thread may get memory in this system call, without a page fault.
+static __always_inline int may_fill(struct space *s, struct system_call *call)
+{
+	switch (call->number) {
+	case MMAP:
+		return !(call->fourth & FIXED) || call->fourth & POPULATE;
+	case MADVISE:
+		return call->third >= POPULATE_READ;
+	case BRK:
+		return ALIGNED(call->first) >= s->highest_brk;
+	case MREMAP:
+		return call->third >= call->second;
+	case MLOCK:
+	case MLOCK2:
+	case MLOCKALL:
+		return 1;
+	}
+	return 0;
 }
 
 // Where the memory lies that a thread gets in this system call, without a page fault.
@@ -189,7 +213,7 @@ static __always_inline __u64 range_filled(struct system_call *call, __u64 *lengt
 // Takes a sample of a change: `pages` are negative if memory was given back.
 static __always_inline void take_change(struct bpf_raw_tracepoint_args *ctx, struct kernel_facts *facts, struct space *s,
 					struct system_call *call, struct fault *fault, __u32 member, __s64 pages, __u64 address,
-					__u32 doubled)
+					__u32 doubled, int is_late)
 {
 	__u32 zero = 0, slot = bpf_get_smp_processor_id(), pid = s->pid;
 	struct layout *lay = bpf_map_lookup_elem(&PROCS, &pid);
@@ -222,10 +246,12 @@ static __always_inline void take_change(struct bpf_raw_tracepoint_args *ctx, str
 		fault->sampled = 1;
 	}
 	if (pages > 0) {
-		__u64 filled = range_filled(call, &change->length);
+		__u64 filled = is_late ? ~0ULL : range_filled(call, &change->length);
 
 		if (filled != ~0ULL)
 			change->address = filled;
+		else if (IS_COUNTED && pages < HUGE / PAGE)
+			change->length = 1; // this page, which may not be there yet
 		s->sampled++;
 		brk = pointer_at((char *)s->mm + bpf_core_field_offset(struct mm_struct___places, brk));
 		if (brk > s->highest_brk)
@@ -268,7 +294,7 @@ int rss_changed(struct bpf_raw_tracepoint_args *ctx)
 	struct fault *fault;
 	struct space *s;
 	__u32 doubled = 0;
-	int is_moved = 0;
+	int is_moved = 0, is_late;
 	__s64 pages;
 
 	if (!number || member >= RSS_MEMBERS)
@@ -360,12 +386,14 @@ int rss_changed(struct bpf_raw_tracepoint_args *ctx)
 	if (!fault)
 		return 0;
 	current_call(facts, &call);
+	// What earlier faults have made resident; the last one is among them.
+	is_late = IS_COUNTED && pages > 0 && (__s64)call.number >= 0 && !may_fill(s, &call);
 	// (In a system call, the last fault in user mode is of an earlier time.)
-	if (fault->in_user_mode == ((__s64)call.number < 0) &&
+	if ((is_late || fault->in_user_mode == ((__s64)call.number < 0)) &&
 	    fault->stack - (__u64)BPF_CORE_READ(task, stack) < KERNEL_STACK)
 		address = fault->address;
 	if (pages < 0) {
-		int which = range_given_back(s, &call, member, address, &from, &to);
+		int which = range_given_back(s, &call, member, pages, address, &from, &to);
 
 		if (which != RANGE_NONE &&
 		    (part->range_sampled != s->sampled || part->range.number != call.number || part->range.first != from ||
@@ -374,7 +402,7 @@ int rss_changed(struct bpf_raw_tracepoint_args *ctx)
 			part->range.first = from;
 			part->range.second = to;
 			part->range_sampled = s->sampled;
-			pass_range(s->pid, from, to, which == RANGE_FILES ? SOME_OF_FILES : which == RANGE_SOME ? SOME_OF_IT : 0);
+			pass_range(s->pid, from, to, which == RANGE_ALL ? 0 : ~0ULL - (which - RANGE_SOME_FILES));
 		}
 		if (!part->until_returned)
 			part->until_returned = gap(&part->returned_doubled);
@@ -384,6 +412,6 @@ int rss_changed(struct bpf_raw_tracepoint_args *ctx)
 		doubled = part->returned_doubled;
 		part->until_returned = gap(&part->returned_doubled);
 	}
-	take_change(ctx, facts, s, &call, fault, member, pages, address, doubled);
+	take_change(ctx, facts, s, &call, fault, member, pages, address, doubled, is_late);
 	return 0;
 }

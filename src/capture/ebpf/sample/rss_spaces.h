@@ -18,14 +18,14 @@
 #define FIXED 0x10                // MAP_FIXED (asm-generic/mman-common.h)
 #define ANONYMOUS 0x20            // MAP_ANONYMOUS
 #define PAGEOUT 21                // MADV_PAGEOUT
+#define POPULATE_READ 22          // MADV_POPULATE_READ; MADV_POPULATE_WRITE and MADV_COLLAPSE come after it
 #define HUGE (1ULL << 21)         // bytes of a large page (PMD_SIZE with pages of 4 KiB)
 #define ALIGNED(at) (((at) + PAGE - 1) & ~(PAGE - 1))
 #define MAX_HEAD_BYTES 512        // of a map's head, up to the addresses of its elements; a power of two
 
-// Which part of a range was given back; RANGE_FILES: some of the pages of files in it, RANGE_SOME: some of any.
-enum { RANGE_NONE, RANGE_ALL, RANGE_FILES, RANGE_SOME };
-#define SOME_OF_FILES (~0ULL)
-#define SOME_OF_IT (~1ULL)
+// Which part of a range was given back: some of the pages of files in it, some of any, all pages of files. The reader has them
+// as ~0, ~1, ~2.
+enum { RANGE_NONE, RANGE_ALL, RANGE_SOME_FILES, RANGE_SOME, RANGE_OF_FILES };
 
 // Results of `begin_space`.
 enum { SPACE_BEGUN, SPACE_UNKNOWN_KERNEL, SPACE_NO_ROOM, SPACE_CHANGED, SPACE_NOT_FOUND };
