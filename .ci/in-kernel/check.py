@@ -117,6 +117,25 @@ WAITS = {
     "w_spin_two": set(),
 }
 
+MIB = 1 << 20
+PAGE = 4096
+# Functions of known_memory.py, and what each does, in MiB: grown, of that resident in the end, given back.
+MEMORY = {
+    "m_kept": (64, 64, 0),
+    "m_heap": (32, 16, 16),
+    "m_bytes": (48, 32, 16),
+    "m_unmapped": (16, 0, 16),
+    "m_dropped": (32, 16, 16),
+    "m_again": (64, 0, 64),
+    "m_shared": (16, 16, 0),
+    "m_file": (16, 16, 0),
+    "m_copied": (32, 16, 16),
+    "m_copied_shared": (32, 16, 16),
+    "m_thread": (32, 32, 0),
+    "m_child": (16, 16, 0),
+}
+MEMORY_INTERVAL = 64 << 10
+
 
 def run(*command, expected=0, **more):
     """Runs nativeprof; its output and messages as one text."""
@@ -383,6 +402,132 @@ def wall():
     return f"{hook[1]}; off by {detail}"
 
 
+def rss():
+    """Is growth less what was given back what the kernel says of the process, and does it belong to the functions that did so?"""
+    found = re.search(r"resident memory +(.*)", run(NATIVEPROF, "doctor"))
+    assert found and "kmem:rss_stat" in found[1], f"resident memory: {found[1] if found else 'doctor does not mention it'}"
+    # What is in memory in place of a disk holds pages that the kernel does not count as those of files; this does.
+    os.makedirs("/mnt/files", exist_ok=True)
+    subprocess.run(["mount", "-t", "ramfs", "files", "/mnt/files"], check=True)
+    try:
+        detail = memory_of_process()
+        return f"{detail}; {memory_from_start()}"
+    finally:
+        subprocess.run(["umount", "/mnt/files"], check=True)
+
+
+KNOWN_MEMORY = [sys.executable, "-W", "ignore", "/test/known_memory.py", "/mnt/files", "/tmp"]
+RECORD_MEMORY = [NATIVEPROF, "record", "--mode", "rss", "--interval", str(MEMORY_INTERVAL), "--max-overhead", "100"]
+
+
+def memory_of_process():
+    """Records a process and its child, which say what they have while they rest before and after."""
+    target = subprocess.Popen(KNOWN_MEMORY, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    command = [*RECORD_MEMORY, "--pid", str(target.pid), "--subprocesses", "-o", "/tmp/out.json"]
+    try:
+        assert target.stdout.readline() == "ready\n"
+        profiler = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        said = []
+        for line in profiler.stderr:
+            said.append(line)
+            if "sampling" in line:
+                break
+        else:
+            raise AssertionError(" ".join("".join(said).split()))
+        target.stdin.write("go\n")
+        target.stdin.flush()
+        truth = json.loads(target.stdout.readline())
+        profiler.send_signal(signal.SIGINT)
+        said.append(profiler.stderr.read())
+        assert profiler.wait() == 0, "".join(said)
+    finally:
+        target.kill()
+        target.wait()
+    text = "".join(said)
+    print(text, flush=True)
+    accounts = memory_accounts("/tmp/out.json")
+    own, child = accounts[truth["pid"]], accounts[truth["child_pid"]]
+    before, after = truth["before"], truth["after"]
+    worst = 0
+    for kinds, name in [
+        (["anonymous", "file", "shared"], "Rss"),
+        (["anonymous"], "Anonymous"),
+        (["file"], "RssFile"),
+        (["shared"], "RssShmem"),
+    ]:
+        worst = max(worst, compare_memory(f"process {name}", own, kinds, after[name] - before[name]))
+    for key, measured in [("rss_start_bytes", before["Rss"]), ("rss_end_bytes", after["Rss"])]:
+        assert abs(own[key] - measured) <= 64 * PAGE, f"{key} {own[key]}, not {measured}"
+    # How much the child has at its start, only the account says.
+    began = sum(child[kind]["start_bytes"] for kind in ("anonymous", "file", "shared"))
+    compare_memory("child", child, ["anonymous", "file", "shared"], truth["child"]["Rss"] - began)
+    judged = memory_by_function("/tmp/out.json")
+    # Which page a fault was about is not known on aarch64.
+    says = re.search(r"of (.*) that grew, it is not known where they lie", text)
+    if IS_AARCH64:
+        assert says, text
+        judged += f", {says[1]} without address"
+    return f"{worst:.2f} % off, {judged}"
+
+
+def memory_from_start():
+    """The same of a command, from its first instruction to its end."""
+    text = run(*RECORD_MEMORY, "-o", "/tmp/now.json", "--", *KNOWN_MEMORY, "now")
+    print(text, flush=True)
+    truth = json.loads(next(line for line in text.splitlines() if line.startswith("{")))
+    # The last program that the process has executed.
+    account = memory_accounts("/tmp/now.json")[truth["pid"]]
+    began = sum(account[kind]["start_bytes"] for kind in ("anonymous", "file", "shared"))
+    off = compare_memory("command", account, ["anonymous", "file", "shared"], truth["after"]["Rss"] - began)
+    return f"from its start {off:.2f} %"
+
+
+def memory_accounts(profile):
+    """The account of each process."""
+    with open(profile) as file:
+        return {account["pid"]: account for account in json.load(file)["nativeprof"]["memory"]}
+
+
+def compare_memory(what, account, kinds, change):
+    """Compares an account with the change that was measured; returns by how much it is off, in percent of that."""
+    grown, returned = (
+        sum(account[kind][f"{way}_bytes"] + account[kind][f"{way}_by_others_bytes"] for kind in kinds)
+        for way in ("grown", "returned")
+    )
+    off = grown - returned - change
+    percent = 100 * abs(off) / max(PAGE, abs(change))
+    print(
+        f"account: {what}: grown {grown}, returned {returned}, change {change}: off by {off // PAGE} pages, {percent:.3f} %",
+        flush=True,
+    )
+    assert abs(off) <= 0.01 * abs(change) + 64 * PAGE, (
+        f"{what}: {grown} grown, {returned} given back, but {change} more: {off // PAGE} pages"
+    )
+    return percent
+
+
+def memory_by_function(profile):
+    """Compares each value of each function with what is known of it."""
+    wrong = []
+    for at, value in enumerate(["rss_grown_bytes", "rss_bytes", "rss_returned_bytes"]):
+        seen = {}
+        for names, amount in stacks(profile, "--value", value):
+            for name in MEMORY.keys() & set(names):
+                seen[name] = seen.get(name, 0) + amount
+        print(value, {name: f"{amount / MIB:.1f}" for name, amount in sorted(seen.items())}, flush=True)
+        for name, known in MEMORY.items():
+            # What was given back again counts as resident, where its address is not known.
+            if IS_AARCH64 and value == "rss_bytes" and known[2]:
+                continue
+            off, band = abs(seen.get(name, 0) - known[at] * MIB), 4 * (known[at] * MIB * MEMORY_INTERVAL) ** 0.5 + MIB
+            if off > (0.15 * known[at] * MIB if name == "m_kept" and known[at] else band):
+                wrong.append(f"{name} has {seen.get(name, 0) / MIB:.1f} MiB of {value}, not {known[at]}")
+        if value == "rss_bytes":
+            kept = seen.get("m_kept", 0) / MIB
+    assert not wrong, "; ".join(wrong)
+    return f"{kept:.1f} of {MEMORY['m_kept'][1]} MiB below its function"
+
+
 def dump():
     target = started(TARGET)
     try:
@@ -464,7 +609,8 @@ def tape():
 
 # Only when it is requested by its name.
 ON_REQUEST = [tape]
-CHECKS = [doctor, doctor_as_user, launch, attach, clock, cycles, kernel, subprocesses, ptrace, wall, numpy, wheel, dump, kill, selftest]
+CHECKS = [doctor, doctor_as_user, launch, attach, clock, cycles, kernel, subprocesses, ptrace, wall, rss, numpy, wheel, dump]
+CHECKS += [kill, selftest]
 
 
 def main():
