@@ -461,13 +461,7 @@ def memory_of_process():
     # How much the child has at its start, only the account says.
     began = sum(child[kind]["start_bytes"] for kind in ("anonymous", "file", "shared"))
     compare_memory("child", child, ["anonymous", "file", "shared"], truth["child"]["Rss"] - began)
-    judged = memory_by_function("/tmp/out.json")
-    # Which page a fault was about is not known on aarch64.
-    says = re.search(r"of (.*) that grew, it is not known where they lie", text)
-    if IS_AARCH64:
-        assert says, text
-        judged += f", {says[1]} without address"
-    return f"{worst:.2f} % off, {judged}"
+    return f"{worst:.2f} % off, {memory_by_function('/tmp/out.json')}"
 
 
 def memory_from_start():
@@ -516,9 +510,6 @@ def memory_by_function(profile):
                 seen[name] = seen.get(name, 0) + amount
         print(value, {name: f"{amount / MIB:.1f}" for name, amount in sorted(seen.items())}, flush=True)
         for name, known in MEMORY.items():
-            # What was given back again counts as resident, where its address is not known.
-            if IS_AARCH64 and value == "rss_bytes" and known[2]:
-                continue
             off, band = abs(seen.get(name, 0) - known[at] * MIB), 4 * (known[at] * MIB * MEMORY_INTERVAL) ** 0.5 + MIB
             if off > (0.15 * known[at] * MIB if name == "m_kept" and known[at] else band):
                 wrong.append(f"{name} has {seen.get(name, 0) / MIB:.1f} MiB of {value}, not {known[at]}")

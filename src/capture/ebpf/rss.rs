@@ -3,21 +3,23 @@
 //! How changes are found and sampled says sample/rss.h.
 
 use std::fs::File;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
 use aya::Ebpf;
 use aya::maps::{Array, MapData, PerCpuArray, PerCpuValues};
-use aya::programs::{RawTracePoint, RawTracePointRunOptions, TestRun};
+use aya::programs::{PerfEvent, RawTracePoint, RawTracePointRunOptions, TestRun};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::errors::bpf_error;
 use super::object;
 use super::rss_budget::{Budget, BudgetTimes};
+use super::sampling_events;
 use crate::error::{Error, ErrorKind, Result};
 use crate::event::{PAGE, Pid};
 use crate::profile::memory_over_time::{MemoryObserver, MemoryOverTime, ObservedMemory};
 use crate::profile::resident::{MemoryChanges, MemoryPeak, ResidentMemory};
 use crate::sys;
+use crate::sys::perf::perf;
 use crate::sys::procfs;
 
 const LOAD: &str = "cannot load the BPF programs for resident memory";
@@ -70,14 +72,13 @@ const RETURNED: usize = GROWN + MEMBERS;
 const OTHERS_GROWN: usize = RETURNED + MEMBERS;
 const OTHERS_RETURNED: usize = OTHERS_GROWN + MEMBERS;
 
-/// Programs and their events. Those that find addresses may be missing.
+/// Programs and their events. An area that is filled at once may not be found.
 const PROGRAMS: [(&str, &str); 2] = [("rss_changed", "rss_stat"), ("exec_rss", "sched_process_exec")];
 const WITH_CHILDREN: (&str, &str) = ("fork_rss", "sched_process_fork");
-const ADDRESSES: [(&str, &str); 3] = [
-    ("user_fault", "page_fault_user"),
-    ("kernel_fault", "page_fault_kernel"),
-    ("area_found", "vm_unmapped_area"),
-];
+const AREAS: (&str, &str) = ("area_found", "vm_unmapped_area");
+/// Those at page faults, and the program where the kernel has no such tracepoints.
+const FAULTS: [(&str, &str); 2] = [("user_fault", "page_fault_user"), ("kernel_fault", "page_fault_kernel")];
+const COUNTED_FAULTS: &str = "counted_fault";
 const BEGIN: &str = "begin_rss";
 
 /// Number of address spaces that are observed at the same time.
@@ -103,6 +104,8 @@ pub struct Rss {
     /// When memory is observed next, ns.
     next_observation: u64,
     is_stopped: bool,
+    /// The events of page faults, which end with these; none where there are tracepoints.
+    _faults: Vec<OwnedFd>,
 }
 
 impl Rss {
@@ -119,12 +122,14 @@ impl Rss {
         for (at, gap) in (0..).zip(gaps_between(interval)) {
             gaps.set(at, gap, 0).map_err(map_error)?;
         }
-        for (name, event) in ADDRESSES {
+        let mut is_attached = true;
+        for (name, event) in FAULTS.into_iter().chain([AREAS]) {
             let program: &mut RawTracePoint = object::program(bpf, name)?;
             program.load().map_err(|e| bpf_error(LOAD, e))?;
             // Without it, what is still resident is not known of some memory.
-            let _ = program.attach(event);
+            is_attached &= program.attach(event).is_ok() || name == AREAS.0;
         }
+        let faults = if is_attached { Vec::new() } else { counted_faults(bpf)? };
         let with_children = children.then_some(WITH_CHILDREN);
         for (name, event) in PROGRAMS.into_iter().chain(with_children) {
             let program: &mut RawTracePoint = object::program(bpf, name)?;
@@ -144,6 +149,7 @@ impl Rss {
             over_time: MemoryObserver::new(OBSERVED),
             next_observation: 0,
             is_stopped: false,
+            _faults: faults,
         };
         // Our own process: so a kernel that counts in another way is refused now.
         let own = std::process::id();
@@ -341,6 +347,27 @@ impl Rss {
         ended.append(&mut observed);
         ended
     }
+}
+
+/// Runs the program at each page fault of the machine; returns the events.
+fn counted_faults(bpf: &mut Ebpf) -> Result<Vec<OwnedFd>> {
+    const FAILED: &str = "cannot observe page faults";
+    let program: &mut PerfEvent = object::program(bpf, COUNTED_FAULTS)?;
+    program.load().map_err(|e| bpf_error(LOAD, e))?;
+    let mut attr = perf::perf_event_attr {
+        type_: perf::PERF_TYPE_SOFTWARE,
+        config: perf::PERF_COUNT_SW_PAGE_FAULTS.into(),
+        ..Default::default()
+    };
+    attr.__bindgen_anon_1.sample_period = 1;
+    attr.set_disabled(1);
+    let events = sampling_events::on_each_cpu(&mut attr, FAILED, FAILED)?;
+    let program = program.fd().map_err(|e| bpf_error(LOAD, e))?;
+    for event in &events {
+        sys::perf::perf_set_bpf(event.as_fd(), program.as_fd()).map_err(|e| Error::io(FAILED, e))?;
+        sys::perf::perf_enable(event.as_fd()).map_err(|e| Error::io(FAILED, e))?;
+    }
+    Ok(events)
 }
 
 /// The account of an address space, in bytes.

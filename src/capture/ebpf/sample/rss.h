@@ -14,30 +14,41 @@
 // counted exactly and sampled in the same way, and each range that is given back is passed on: a thread that gives
 // memory back is in a system call that names the range.
 
-static __always_inline void note_fault(struct bpf_raw_tracepoint_args *ctx, __u32 in_user_mode)
+static __always_inline void note_fault(__u64 address, __u64 stack, __u32 in_user_mode)
 {
 	__u32 zero = 0;
 	struct fault *last = bpf_map_lookup_elem(&LAST_FAULT, &zero);
 
 	if (last) {
-		last->address = ctx->args[0];
-		last->stack = ctx->args[1]; // the registers
+		last->address = address;
+		last->stack = stack;
 		last->in_user_mode = in_user_mode;
 		last->sampled = 0;
 	}
 }
 
+// Arguments: the address, and the registers, which are on the kernel stack.
 SEC("raw_tp/page_fault_user")
 int user_fault(struct bpf_raw_tracepoint_args *ctx)
 {
-	note_fault(ctx, 1);
+	note_fault(ctx->args[0], ctx->args[1], 1);
 	return 0;
 }
 
 SEC("raw_tp/page_fault_kernel")
 int kernel_fault(struct bpf_raw_tracepoint_args *ctx)
 {
-	note_fault(ctx, 0);
+	note_fault(ctx->args[0], ctx->args[1], 0);
+	return 0;
+}
+
+// Where the kernel has no such tracepoints (aarch64): at its software event of page faults.
+SEC("perf_event")
+int counted_fault(struct bpf_perf_event_data *ctx)
+{
+	struct task_struct___memory *task = (void *)bpf_get_current_task();
+
+	note_fault(ctx->addr, (__u64)BPF_CORE_READ(task, stack), EVENT_IN_USER_MODE(ctx));
 	return 0;
 }
 

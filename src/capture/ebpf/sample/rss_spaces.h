@@ -190,7 +190,7 @@ struct {
 // The last page fault on this CPU; and a word of the CPU's own memory, to find out where that is.
 struct fault {
 	__u64 address;
-	__u64 stack;              // address on the thread's kernel stack, by which it is known
+	__u64 stack;              // an address on the thread's kernel stack, by which it is known
 	__u32 in_user_mode;       // not in a system call
 	__u32 sampled;            // there is a sample of what it has made resident
 };
