@@ -111,7 +111,7 @@ WAITS = {
     "w_lock": {"lock"},
     "w_never": {"lock"},
     "w_read": {"read pipe"},
-    "w_poll": {"poll"},
+    "w_poll": {"read pipe"},
     "w_feed": {"sleep"},
     "w_spin_one": set(),
     "w_spin_two": set(),
