@@ -256,8 +256,8 @@ pub fn memory(meta: &Meta) -> Option<String> {
 /// What a profile of allocations amounts to, all of it estimated, and the modules whose own allocators it did not see; `None` for
 /// other profiles.
 ///
-/// `  memory:   about 1.20 GiB allocated, 20.1 MiB of it not freed (half of that older than 3.2 s), at most 64.0 MiB at a time; 12.0
-/// MiB mapped`
+/// `  memory:   about 1.20 GiB allocated, 20.1 MiB of it not freed (half of that older than 3.2 s), at most 64.0 MiB at a
+/// time; 12.0 MiB mapped`
 pub fn allocations(profile: &Profile) -> Option<String> {
     let amount = |kind: &ValueType| Some(profile.total_amount(profile.find_value(&kind.name)?));
     let show = |kind: &ValueType| Some(Unit::Bytes.show(amount(kind)?));
