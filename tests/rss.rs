@@ -118,6 +118,20 @@ fn memory_at_the_peak() {
     assert!(recording.stderr.contains("peak: "), "{}", recording.stderr);
 }
 
+/// A command may have ended before its memory is observed.
+#[test]
+fn commands_that_end_at_once_leave_a_profile() {
+    let _live = live();
+    let scratch = Scratch::new();
+    for turn in 0..5 {
+        let file = scratch.path(&format!("{turn}.json"));
+        let mut ours = nativeprof(&["record", "--mode", "rss", "-o", &file.to_string_lossy(), "--", "true"]);
+        let done = ours.output().expect("nativeprof starts");
+        let said = String::from_utf8_lossy(&done.stderr);
+        assert!(done.status.success() && file.exists(), "{said}");
+    }
+}
+
 /// Fewer samples than the interval asks for stand for as much.
 #[test]
 fn samples_within_a_budget_stand_for_more() {

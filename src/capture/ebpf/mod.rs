@@ -26,7 +26,7 @@ use super::common::sideband;
 use super::common::sideband::SidebandRecord;
 use super::{Backend, Buffering, Mode, OpenInterval, SampleCounts, SamplingOptions};
 use crate::cpython_layout::TargetLayout;
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 use crate::event::{Event, Pid, Sample, Tid};
 use crate::profile::memory_over_time::MemoryOverTime;
 use crate::profile::resident::ResidentMemory;
@@ -435,7 +435,11 @@ impl Backend for EbpfBackend {
         }
         if let Some(rss) = &mut self.rss {
             for pid in &self.known {
-                rss.begin(&self.bpf, *pid)?;
+                match rss.begin(&self.bpf, *pid) {
+                    // It has ended since it was found.
+                    Err(e) if e.kind == ErrorKind::NoSuchProcess => {}
+                    begun => begun?,
+                }
             }
             rss.observe(began);
         }

@@ -165,7 +165,11 @@ impl Rss {
     /// `NoSuchProcess`, `NotPermitted`; `Unsupported`: the kernel counts in a way that is not known.
     pub fn begin(&mut self, bpf: &Ebpf, pid: Pid) -> Result<()> {
         const WHAT: &str = "cannot observe resident memory";
-        let pagemap = File::open(format!("/proc/{pid}/pagemap")).map_err(|e| Error::io(WHAT, e))?;
+        let pagemap = File::open(format!("/proc/{pid}/pagemap")).map_err(|e| match e.raw_os_error() {
+            // ESRCH: it has no memory any more, but its parent has not waited for it yet.
+            Some(libc::ENOENT | libc::ESRCH) => Error::no_process(pid),
+            _ => Error::io(WHAT, e),
+        })?;
         let program: &RawTracePoint = bpf
             .program(BEGIN)
             .and_then(|program| program.try_into().ok())
@@ -190,6 +194,7 @@ impl Rss {
                         "omit --mode to sample CPU time, and please report this with the output of `nativeprof doctor`",
                     ));
             }
+            _ if matches!(procfs::stat_state(pid), None | Some('Z' | 'X')) => return Err(Error::no_process(pid)),
             _ => {
                 return Err(Error::new(ErrorKind::Unsupported, WHAT)
                     .why("the counters of the process were not found in the kernel")
