@@ -1,4 +1,4 @@
-"""Recordings of allocations beside other tools, threads, forks, subinterpreters and the end of the program: all is as before."""
+"""Recordings of allocations together with other tools, threads, forks, subinterpreters and the end of a program."""
 
 import contextlib
 import ctypes
@@ -56,8 +56,8 @@ def recording(interval=INTERVAL):
 
 def in_process(function, *arguments):
     """Calls a function of this file in a process of its own; what it returns."""
-    call = f"print(json.dumps(test_alloc_beside.{function.__name__}(*{arguments!r})))"
-    program = f"import json, sys; sys.path.insert(0, {str(HERE)!r}); import test_alloc_beside; {call}"
+    call = f"print(json.dumps(test_alloc_with_others.{function.__name__}(*{arguments!r})))"
+    program = f"import json, sys; sys.path.insert(0, {str(HERE)!r}); import test_alloc_with_others; {call}"
     command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", program]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     # memray says so of each program at a fixed address.
@@ -80,7 +80,7 @@ class Memray:
         self._directory.cleanup()
 
 
-def beside_tool(name, begin, end):
+def record_with_tool(name, begin, end):
     """A tool begins and ends before, during or after a recording."""
     tool = tracemalloc if name == "tracemalloc" else Memray()
     kept = [places(BLOCKS) for _ in range(3)]
@@ -128,8 +128,7 @@ def beside_tool(name, begin, end):
 @pytest.mark.parametrize("end", ["during", "after"])
 @repeated
 def test_another_tool_begins_and_ends(tool, begin, end):
-    pytest.importorskip(tool, reason="it is no requirement of the tests")
-    seen = in_process(beside_tool, tool, begin, end)
+    seen = in_process(record_with_tool, tool, begin, end)
     assert seen["restored later"] and abs(seen["lost"]) < BAND, seen
     assert seen["restored"] or (begin, end) == ("during", "after"), seen
     # tracemalloc takes away what was hooked after it began, memray replaces the hooks on the C library's allocator.
@@ -168,7 +167,7 @@ def test_threads_free_the_blocks_of_others():
             thread.join()
         del threads, thread
     values = amounts(profiler.profile, "exchange")
-    # The queues grow besides.
+    # The queues grow, too.
     likely(0.8 < values["alloc_bytes"] / (40_000 * SIZE) < 2, values)
     likely(values["live_bytes"] < 10 * INTERVAL, values)
     assert allocators() == found and abs(blocks() - before) < BAND
@@ -320,7 +319,7 @@ print("done")
 
 @pytest.mark.parametrize("kind", ["profiler", "recorder"])
 def test_the_program_ends_during_a_recording(kind):
-    # The recorder alone is not told of the end: its hooks stay in place while Python ends.
+    # The recorder alone does not learn that the program ends: its hooks stay in place while Python ends.
     command = [sys.executable, "-c", AT_THE_END, kind]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", ""), done
