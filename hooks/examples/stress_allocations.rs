@@ -40,10 +40,10 @@ impl BlockSampler for Callbacks {
     }
 }
 
-/// A handler beside the sampler, which is not to be called after it was removed.
-struct Beside(AtomicBool);
+/// A handler that is installed together with the sampler, and is not to be called after it was removed.
+struct ExtraHandler(AtomicBool);
 
-impl Handler for Beside {
+impl Handler for ExtraHandler {
     fn on_allocation(&self, _: &mut Cache, _: &Allocation) {
         if !self.0.load(Ordering::SeqCst) {
             std::process::abort();
@@ -54,7 +54,7 @@ impl Handler for Beside {
 /// A sampler that is in place, perhaps with a handler.
 pub struct Recording {
     sampling: Sampling,
-    beside: Option<(Arc<Beside>, Installed)>,
+    extra: Option<(Arc<ExtraHandler>, Installed)>,
 }
 
 fn start(callbacks: Callbacks, mean: u64, with_handler: bool) -> Result<Recording, Refusal> {
@@ -63,12 +63,12 @@ fn start(callbacks: Callbacks, mean: u64, with_handler: bool) -> Result<Recordin
         waits: true,
         ..HookSet::default()
     };
-    let beside = with_handler.then(|| {
-        let beside = Arc::new(Beside(AtomicBool::new(true)));
-        install(beside.clone(), native).map(|installed| (beside, installed))
+    let extra = with_handler.then(|| {
+        let handler = Arc::new(ExtraHandler(AtomicBool::new(true)));
+        install(handler.clone(), native).map(|installed| (handler, installed))
     });
     Ok(Recording {
-        beside: beside.transpose()?,
+        extra: extra.transpose()?,
         sampling: sample(Arc::new(callbacks), mean, false)?,
     })
 }
@@ -93,9 +93,9 @@ pub extern "C" fn stress_set_mean(mean: u64) {
 #[unsafe(no_mangle)]
 pub extern "C" fn stress_stop(mut recording: Box<Recording>) -> c_int {
     let mut is_quiet = recording.sampling.remove();
-    if let Some((beside, installed)) = &mut recording.beside {
+    if let Some((handler, installed)) = &mut recording.extra {
         is_quiet &= installed.remove();
-        beside.0.store(false, Ordering::SeqCst);
+        handler.0.store(false, Ordering::SeqCst);
     }
     c_int::from(!is_quiet)
 }

@@ -394,15 +394,15 @@ pub fn pin_this_module() -> Result<(), &'static str> {
     }
 }
 
-/// Whether no slot has lost our hook to another tool, or to one that has put the function itself there. The caller holds the
-/// lock.
-pub fn is_complete() -> bool {
+/// Whether each slot that was changed still holds our hook: another tool may have put its own or the real function there. The
+/// caller holds the lock.
+pub fn are_hooks_in_place() -> bool {
     // SAFETY: the lock is held.
     let Some(state) = (unsafe { &*SHARED.state.get() }) else {
         return true;
     };
     let names = ALL.map(|(_, name)| name);
-    let mut is_complete = true;
+    let mut are_in_place = true;
     elf::for_each_module(|module, _, (_, unloaded)| {
         // Where modules have been unloaded since the last scan another one may lie in the place of one of them.
         if state.unloaded != unloaded || is_left_alone(module) {
@@ -411,10 +411,10 @@ pub fn is_complete() -> bool {
         module.slots(&names, |slot, index| {
             // SAFETY: as in `scan`.
             let value = unsafe { AtomicUsize::from_ptr(slot.address as *mut usize) }.load(Ordering::Relaxed);
-            is_complete &= value == hook(ALL[index].0) || !state.old.contains_key(&slot.address);
+            are_in_place &= value == hook(ALL[index].0) || !state.old.contains_key(&slot.address);
         });
     });
-    is_complete
+    are_in_place
 }
 
 /// A word through which a module calls one of the hooked functions.

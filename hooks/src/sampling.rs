@@ -499,17 +499,17 @@ impl Sampling {
         !self.is_removed && self.forks == FORKS.load(Ordering::Relaxed)
     }
 
-    /// Whether all hooks are where they were put. Another tool may have taken them away meanwhile: then blocks are missing, and
-    /// ends of others.
+    /// Whether all hooks are where they were put, now. Another tool may have taken them away: then blocks are missing, and ends
+    /// of others.
     ///
     /// It takes the interpreter's lock as [`sample`] does.
-    pub fn is_complete(&self) -> bool {
+    pub fn are_hooks_in_place(&self) -> bool {
         if !self.is_current() {
             return true;
         }
         let attached = self.has_python.then(pymem::attach).and_then(Result::ok);
         let _held = got::lock();
-        got::is_complete() && attached.as_ref().is_none_or(pymem::is_reached)
+        got::are_hooks_in_place() && attached.as_ref().is_none_or(pymem::is_reached)
     }
 
     /// Takes the sampler away; after it has returned the sampler is not running on any thread, and never will. The flag is

@@ -379,9 +379,9 @@ class Profiler:
             _running = None
         atexit.unregister(self._abandon)
         is_sampled = isinstance(recorder, _WITHOUT_SIGNALS) or recorder.signal() is not None
-        is_complete = not isinstance(recorder, _native.AllocationRecorder) or recorder.is_complete()
+        has_hooks = not isinstance(recorder, _native.AllocationRecorder) or recorder.are_hooks_in_place()
         self._profile = Profile(recorder.stop())
-        if not is_complete:
+        if not has_hooks:
             said = (
                 "another tool replaced nativeprof's hooks on the allocators: allocations are missing, and blocks that were freed "
                 "count as live; start that tool before the recording and stop it after, or leave it out"

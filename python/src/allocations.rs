@@ -94,9 +94,9 @@ impl AllocationRecorder {
     }
 
     /// Whether all hooks are still in place.
-    fn is_complete(&self, py: Python<'_>) -> PyResult<bool> {
+    fn are_hooks_in_place(&self, py: Python<'_>) -> PyResult<bool> {
         self.with(py, |state| {
-            Ok(state.as_ref().is_none_or(|state| state.sampling.is_complete()))
+            Ok(state.as_ref().is_none_or(|state| state.sampling.are_hooks_in_place()))
         })
     }
 
