@@ -292,15 +292,10 @@ impl AllocationLog {
         let most = (stacks - reader.stacks + 1).saturating_mul(MAX_READING);
         reader.stacks = stacks;
         self.spent.fetch_add(reading.min(most), Ordering::Relaxed);
-        self.limit_overhead(&mut reader);
+        self.adapt(&mut reader, sys::clock::process_cpu_time());
     }
 
-    /// Keeps taking and reading stacks within their part of the CPU time.
-    fn limit_overhead(&self, reader: &mut Reader) {
-        self.adapt(reader, sys::clock::process_cpu_time());
-    }
-
-    /// The same. `process_cpu`: CPU time of the process so far, ns.
+    /// Keeps taking and reading stacks within their part of the CPU time. `process_cpu`: CPU time of the process so far, ns.
     fn adapt(&self, reader: &mut Reader, process_cpu: u64) {
         let spent = self.spent.load(Ordering::Relaxed);
         let new = spent.saturating_sub(reader.spent) as f64;
@@ -491,6 +486,15 @@ mod tests {
         }
     }
 
+    /// A log with a mean distance of 1,000 bytes.
+    fn log() -> AllocationLog {
+        AllocationLog::new(AllocationOptions {
+            mean: 1000,
+            max_overhead: 0.01,
+            set_mean: |_| {},
+        })
+    }
+
     #[test]
     fn a_sampled_block_stands_for_as_many_as_its_probability_says() {
         for (size, mean, count) in [
@@ -577,11 +581,7 @@ mod tests {
     #[test]
     fn the_mean_follows_the_use_without_going_too_far() {
         const MS: u64 = 1_000_000;
-        let log = AllocationLog::new(AllocationOptions {
-            mean: 1000,
-            max_overhead: 0.01,
-            set_mean: |_| {},
-        });
+        let log = log();
         let mut reader = Reader {
             recent_cpu: FIRST_CPU,
             ..Reader::default()
@@ -614,11 +614,7 @@ mod tests {
 
     #[test]
     fn rows_are_read_once_complete() {
-        let log = AllocationLog::new(AllocationOptions {
-            mean: 1000,
-            max_overhead: 0.01,
-            set_mean: |_| {},
-        });
+        let log = log();
         // No recording runs: blocks have no stacks.
         let first = log.on_block(64, 1000, false).expect("room");
         log.on_end(first);
@@ -642,11 +638,7 @@ mod tests {
 
     #[test]
     fn rows_of_blocks_that_have_ended_are_used_again() {
-        let log = AllocationLog::new(AllocationOptions {
-            mean: 1000,
-            max_overhead: 0.01,
-            set_mean: |_| {},
-        });
+        let log = log();
         let block = || log.on_block(64, 1000, false).expect("room");
         let (ended, lives, lost, mapping) = (block(), block(), block(), log.on_block(100, 1000, true).expect("room"));
         log.on_end(ended);
@@ -673,11 +665,7 @@ mod tests {
 
     #[test]
     fn the_mean_is_larger_where_few_rows_are_left() {
-        let log = AllocationLog::new(AllocationOptions {
-            mean: 1000,
-            max_overhead: 0.01,
-            set_mean: |_| {},
-        });
+        let log = log();
         for (used, free, mean) in [
             (0, 0, 1000),
             (ROWS / 2 - 1, 0, 1000),

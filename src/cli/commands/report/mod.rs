@@ -286,9 +286,9 @@ impl ReportContext<'_> {
         intervals::of_blocks(self.profile).map_or(Vec::new(), |found| found.shares)
     }
 
-    /// How exact the amounts of sampled allocations are, as a sentence; empty where something else is shown.
+    /// How exact the amounts of sampled allocations are, as a sentence; empty where something else is shown, and for JSON.
     fn exactness(&self) -> String {
-        let found = intervals::of_blocks(self.profile);
+        let found = self.is_short.then(|| intervals::of_blocks(self.profile)).flatten();
         found.map_or(String::new(), |found| {
             format!(
                 "Amounts are estimates: the sum is {} within {} (95 %); --json has an interval for each function. ",
