@@ -327,9 +327,20 @@ fn watch_forks() {
 mod tests {
     use super::*;
 
-    /// A child would wait forever for a lock that a thread of its parent has taken.
+    /// A child would wait forever for a lock that a thread of its parent has taken. In a process of its own: threads of other
+    /// tests are in the loader too, whenever a panic unwinds their stack.
     #[test]
     fn a_child_that_was_forked_during_a_count_can_call_the_loader() {
+        const NAME: &str = "sys::threads::tests::a_child_that_was_forked_during_a_count_can_call_the_loader";
+        const ALONE: &str = "NATIVEPROF_TEST_ALONE";
+        if std::env::var_os(ALONE).is_none() {
+            let mut alone = std::process::Command::new(std::env::current_exe().expect("our file"));
+            alone.args(["--exact", NAME, "--test-threads=1"]).env(ALONE, "");
+            let output = alone.output().expect("it starts");
+            let text = String::from_utf8_lossy(&output.stdout);
+            assert!(output.status.success() && text.contains("1 passed"), "{text}");
+            return;
+        }
         let is_over = std::sync::atomic::AtomicBool::new(false);
         std::thread::scope(|scope| {
             scope.spawn(|| {
