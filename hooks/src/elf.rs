@@ -74,6 +74,8 @@ pub struct GotSlot {
     pub address: usize,
     /// Bound on the first call, perhaps: until then it holds an address in the module's own linkage table.
     pub is_lazy: bool,
+    /// A variable that begins with the address, and that the program may change: `_decimal` does with that of `malloc`.
+    pub is_variable: bool,
     /// The module defines the symbol itself, so it may use another definition than all other modules.
     pub is_defined_here: bool,
 }
@@ -230,6 +232,7 @@ impl LoadedModule {
                     let slot = GotSlot {
                         address,
                         is_lazy: kind == RELOCATIONS[2],
+                        is_variable: kind == RELOCATIONS[0],
                         is_defined_here: symbol.st_shndx != 0,
                     };
                     found(slot, which);

@@ -411,7 +411,8 @@ pub fn are_hooks_in_place() -> bool {
         module.slots(&names, |slot, index| {
             // SAFETY: as in `scan`.
             let value = unsafe { AtomicUsize::from_ptr(slot.address as *mut usize) }.load(Ordering::Relaxed);
-            are_in_place &= value == hook(ALL[index].0) || !state.old.contains_key(&slot.address);
+            let is_hooked = state.old.contains_key(&slot.address) && !slot.is_variable;
+            are_in_place &= value == hook(ALL[index].0) || !is_hooked;
         });
     });
     are_in_place

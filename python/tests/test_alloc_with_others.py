@@ -143,6 +143,24 @@ def test_another_tool_begins_and_ends(tool, begin, end):
             is_about(seen["values"], {SIZE: number}, value, OFTEN)
 
 
+IMPORT_OF_DECIMAL = """
+import sys
+import nativeprof
+
+assert "_decimal" not in sys.modules
+with nativeprof.Profiler(mode="alloc"):
+    import _decimal
+with nativeprof.Profiler(mode="alloc"):
+    pass
+"""
+
+
+def test_a_module_changes_its_own_pointer_to_malloc():
+    # `_decimal` has a variable that begins with the address of `malloc`, and sets it to Python's function when it is imported.
+    done = subprocess.run([sys.executable, "-c", IMPORT_OF_DECIMAL], capture_output=True, text=True, timeout=300)
+    assert (done.returncode, done.stderr) == (0, ""), done
+
+
 def exchange(mine, theirs, n):
     """Allocates blocks for another thread, and frees those of a third."""
     for _ in range(n):
