@@ -418,6 +418,35 @@ pub fn are_hooks_in_place() -> bool {
     are_in_place
 }
 
+/// Path of a module whose function the slots of `malloc` in other modules hold in place of the hook: that of another tool, or an
+/// allocator that is searched before the C library's. The caller holds the lock.
+pub fn other_malloc() -> Option<Vec<u8>> {
+    let mut held = HashSet::new();
+    elf::for_each_module(|module, _, _| {
+        if is_left_alone(module) {
+            return;
+        }
+        module.slots(&[ALL[Malloc as usize].1], |slot, _| {
+            // SAFETY: as in `scan`.
+            let value = unsafe { AtomicUsize::from_ptr(slot.address as *mut usize) }.load(Ordering::Relaxed);
+            let is_of_others = value != hook(Malloc) && value != real(Malloc) as usize;
+            // In the module itself: a function of its own, or the stub of a call that was not made so far.
+            if is_of_others && !slot.is_variable && !module.has_code(value) {
+                held.insert(value);
+            }
+        });
+    });
+    let mut found = None;
+    elf::for_each_module(|module, path, _| {
+        // A program at a fixed address takes the place of each function whose address it uses (its path is empty). What gets there
+        // goes through its slot.
+        if found.is_none() && !path.is_empty() && held.iter().any(|value| module.has_code(*value)) {
+            found = Some(path.to_bytes().to_vec());
+        }
+    });
+    found
+}
+
 /// A word through which a module calls one of the hooked functions.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Slot {

@@ -512,6 +512,13 @@ impl Sampling {
         got::are_hooks_in_place() && attached.as_ref().is_none_or(pymem::is_reached)
     }
 
+    /// Path of a module that calls of `malloc` get to in place of the hook, if there is one: what is allocated by these calls is not
+    /// sampled.
+    pub fn other_malloc(&self) -> Option<Vec<u8>> {
+        let _held = self.is_current().then(got::lock)?;
+        got::other_malloc()
+    }
+
     /// Takes the sampler away; after it has returned the sampler is not running on any thread, and never will. The flag is
     /// false if a thread was stuck in it; then it is kept for good.
     pub fn remove(&mut self) -> bool {

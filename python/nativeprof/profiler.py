@@ -358,7 +358,7 @@ class Profiler:
         _running = self
         # A recording that is never stopped ends before the interpreter does.
         atexit.register(self._abandon)
-        limitation = None if isinstance(self._recorder, _WITHOUT_SIGNALS) else self._recorder.limitation()
+        limitation = None if isinstance(self._recorder, _native.CallRecorder) else self._recorder.limitation()
         if limitation:
             try:
                 warnings.warn(limitation, RuntimeWarning, stacklevel=3)

@@ -93,6 +93,21 @@ impl AllocationRecorder {
             .map(Profile::new)
     }
 
+    /// What is not recorded because another tool's hooks were there before.
+    fn limitation(&self, py: Python<'_>) -> PyResult<Option<String>> {
+        let other = self.with(py, |state| {
+            Ok(state.as_ref().and_then(|state| state.sampling.other_malloc()))
+        })?;
+        Ok(other.map(|path| {
+            format!(
+                "calls of malloc get to {}, not to nativeprof's hooks: of what is allocated, only blocks of Python's own allocator (up to \
+                 512 bytes) are recorded; end that tool before the recording, or record resident memory from outside \
+                 (nativeprof attach PID --mode rss)",
+                String::from_utf8_lossy(&path)
+            )
+        }))
+    }
+
     /// Whether all hooks are still in place.
     fn are_hooks_in_place(&self, py: Python<'_>) -> PyResult<bool> {
         self.with(py, |state| {

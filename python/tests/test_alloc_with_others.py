@@ -66,6 +66,11 @@ def in_process(function, *arguments):
     return json.loads(done.stdout)
 
 
+def memray_module():
+    """Path of the module whose functions memray puts in place of the C library's."""
+    return importlib.import_module("memray._memray").__file__
+
+
 class Memray:
     def __init__(self):
         self._memray = importlib.import_module("memray")
@@ -131,9 +136,12 @@ def test_another_tool_begins_and_ends(tool, begin, end):
     seen = in_process(record_with_tool, tool, begin, end)
     assert seen["restored later"] and abs(seen["lost"]) < BAND, seen
     assert seen["restored"] or (begin, end) == ("during", "after"), seen
-    # tracemalloc takes away what was hooked after it began, memray replaces the hooks on the C library's allocator.
+    # tracemalloc takes away what was hooked after it began. memray replaces the hooks on the C library's allocator, or is there
+    # in place of them.
     is_reset = (tool, begin, end) == ("tracemalloc", "before", "during")
-    assert len(seen["warned"]) == (is_reset or (tool, begin) == ("memray", "during")), seen
+    assert len(seen["warned"]) == (is_reset or tool == "memray"), seen
+    is_named = [f"calls of malloc get to {memray_module()}" in said for said in seen["warned"]]
+    assert is_named == [begin == "before"] * (tool == "memray") + [False] * is_reset, seen
     for value, number in [("alloc_bytes", 2 * BLOCKS), ("live_bytes", BLOCKS)]:
         if tool == "tracemalloc":
             # What it allocates for each block itself is seen, too.
