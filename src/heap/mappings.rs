@@ -167,7 +167,7 @@ pub fn divide(smaps: &Smaps, present: &Present, mut claims: Vec<Claim>) -> Accou
         end = end.max(claim.range.end);
         is_new
     });
-    let claims: Vec<Claimed> = claims.into_iter().map(|claim| Claimed::of(claim, present)).collect();
+    let mut claims: Vec<Claimed> = claims.into_iter().map(|claim| Claimed::of(claim, present)).collect();
     let mut account = Account {
         rss: smaps.total.rss,
         swap: smaps.total.swap,
@@ -183,7 +183,7 @@ pub fn divide(smaps: &Smaps, present: &Present, mut claims: Vec<Claim>) -> Accou
         {
             first += 1;
         }
-        let inside = claims.iter().skip(first);
+        let inside = claims.iter_mut().skip(first);
         let inside = inside.take_while(|claimed| claimed.claim.range.start < area.end);
         let claimed = claimed(area, present, inside);
         let rest = area.usage.rss - claimed.values().sum::<u64>();
@@ -261,6 +261,8 @@ struct Claimed {
     claim: Claim,
     /// Bytes of its range that are in memory.
     all: u64,
+    /// Those of them in areas that have been divided.
+    divided: u64,
     /// The sum of its amounts.
     named: u64,
 }
@@ -272,27 +274,50 @@ impl Claimed {
             all: present.bytes_in(claim.range.clone()),
             named: amounts.fold(0, |sum, (_, bytes)| sum.saturating_add(*bytes)),
             claim,
+            divided: 0,
         }
     }
 }
 
 /// What claims say of an area, at most its resident bytes.
-fn claimed<'a>(area: &Area, present: &Present, claims: impl Iterator<Item = &'a Claimed>) -> Amounts {
+fn claimed<'a>(area: &Area, present: &Present, claims: impl Iterator<Item = &'a mut Claimed>) -> Amounts {
     let mut amounts = Amounts::new();
-    for Claimed { claim, all, named } in claims {
+    for Claimed {
+        claim,
+        all,
+        named,
+        divided,
+    } in claims
+    {
         let (all, named) = (*all, *named);
-        let here = present.bytes_in(claim.range.start.max(area.start)..claim.range.end.min(area.end));
-        let unnamed = all.saturating_sub(named);
-        for (i, (part, bytes)) in claim.amounts.iter().enumerate() {
-            let bytes = if i == 0 { bytes.saturating_add(unnamed) } else { *bytes };
-            *amounts.entry(*part).or_default() += scaled(bytes, here, all.max(named));
+        let Range { start, end } = claim.range.start.max(area.start)..claim.range.end.min(area.end);
+        let Some(((first, _), others)) = claim.amounts.split_first() else {
+            continue;
+        };
+        let mut left = present.bytes_in(start..end);
+        // Of the area and of those before it, so that nothing is lost by rounding.
+        let before = *divided;
+        *divided += left;
+        let until_here = *divided;
+        for (part, bytes) in others {
+            let of_first = |present: u64| scaled(*bytes, present, all.max(named));
+            let bytes = (of_first(until_here) - of_first(before)).min(left);
+            left -= bytes;
+            *amounts.entry(*part).or_default() += bytes;
         }
+        // With what is in no part.
+        *amounts.entry(*first).or_default() += left;
     }
     let sum: u64 = amounts.values().sum();
     if sum > area.usage.rss {
-        amounts
-            .values_mut()
-            .for_each(|bytes| *bytes = scaled(*bytes, area.usage.rss, sum));
+        let mut left = area.usage.rss;
+        for bytes in amounts.values_mut() {
+            *bytes = scaled(*bytes, area.usage.rss, sum);
+            left -= *bytes;
+        }
+        if let Some(bytes) = amounts.values_mut().next() {
+            *bytes += left;
+        }
     }
     amounts
 }

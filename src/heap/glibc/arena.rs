@@ -325,13 +325,16 @@ fn main_segments(target: &Target, state: &State) -> Option<Arena> {
         missing: system,
         places: state.places,
     };
-    let is_heap = |area: &&Area| target.smaps.name(area) == b"[heap]";
-    let start = target.smaps.areas.iter().find(is_heap).map(|area| area.start);
-    let in_heap = target.smaps.area_of(top).filter(is_heap);
+    // One mapping after the other, where the program has given advice on a part of it: NumPy does for large arrays.
+    let areas = target.smaps.areas.iter();
+    let heap = areas
+        .filter(|area| target.smaps.name(area) == b"[heap]")
+        .map(|area| area.start..area.end)
+        .reduce(|heap, area| heap.start..if heap.end == area.start { area.end } else { heap.end });
     // The kernel may have refused to extend it; then the rest is in mappings, which nothing says where they are.
-    if let (Some(start), Some(area)) = (start, in_heap) {
-        let end = top + chunk_size(target, top)?;
-        if end > area.end {
+    if let Some(heap) = heap.filter(|heap| heap.contains(&top)) {
+        let (start, end) = (heap.start, top + chunk_size(target, top)?);
+        if end > heap.end {
             return None;
         }
         arena.missing = system.saturating_sub(end - start);

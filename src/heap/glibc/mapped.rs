@@ -1,6 +1,7 @@
 //! Chunks with a mapping of their own (`sysmalloc_mmap`): the kernel joins them with their neighbours, so one mapping
-//! may have many, and arenas of others in between. Each begins with its page: no chunk before it, and a size with one
-//! flag. The size is of whole pages; in glibc 2.43 it leaves out the header.
+//! may have many, and arenas of others in between; and it divides them where the program has given advice on a part, as NumPy
+//! does for large arrays. Each begins with its page: no chunk before it, and a size with one flag. The size is of whole pages;
+//! in glibc 2.43 it leaves out the header.
 
 use std::ops::Range;
 
@@ -20,9 +21,18 @@ const FLAG: u64 = 2;
 /// size. False: some may be missing.
 pub fn find(target: &Target, taken: &[Range<u64>], left_out: u64) -> (Vec<Range<u64>>, bool) {
     let (mut chunks, mut probes) = (Vec::new(), MAX_PROBES);
-    let areas = target.smaps.areas.iter().filter(|area| may_have(target, area));
-    for area in areas {
-        if !find_in(target, area, taken, left_out, &mut chunks, &mut probes) {
+    let areas: Vec<&Area> = target
+        .smaps
+        .areas
+        .iter()
+        .filter(|area| may_have(target, area))
+        .collect();
+    for adjacent in areas.chunk_by(|a, b| a.end == b.start) {
+        let (Some(first), Some(last)) = (adjacent.first(), adjacent.last()) else {
+            continue;
+        };
+        let range = first.start..last.end;
+        if !find_in(target, range, taken, left_out, &mut chunks, &mut probes) {
             return (chunks, false);
         }
     }
@@ -31,27 +41,27 @@ pub fn find(target: &Target, taken: &[Range<u64>], left_out: u64) -> (Vec<Range<
 
 fn may_have(target: &Target, area: &Area) -> bool {
     let is_named = target.smaps.name(area).starts_with(b"[") && !target.smaps.name(area).starts_with(b"[anon");
-    area.is_writable && !area.is_shared && !area.is_file && !is_named && area.usage.rss > 0
+    area.is_writable && !area.is_shared && !area.is_file && !is_named
 }
 
 fn find_in(
     target: &Target,
-    area: &Area,
+    range: Range<u64>,
     taken: &[Range<u64>],
     left_out: u64,
     chunks: &mut Vec<Range<u64>>,
     probes: &mut u64,
 ) -> bool {
     let memory = target.memory();
-    let mut next = taken.partition_point(|range| range.end <= area.start);
-    let mut at = area.start;
-    while at < area.end {
-        if let Some(range) = taken.get(next).filter(|range| range.start < at.saturating_add(PAGE)) {
-            at = at.max(range.end.next_multiple_of(PAGE));
+    let mut next = taken.partition_point(|taken| taken.end <= range.start);
+    let mut at = range.start;
+    while at < range.end {
+        if let Some(taken) = taken.get(next).filter(|taken| taken.start < at.saturating_add(PAGE)) {
+            at = at.max(taken.end.next_multiple_of(PAGE));
             next += 1;
             continue;
         }
-        let end = taken.get(next).map_or(area.end, |range| range.start.min(area.end));
+        let end = taken.get(next).map_or(range.end, |taken| taken.start.min(range.end));
         let Some(present) = target.present.within(at..end).next() else {
             at = end;
             continue;

@@ -62,11 +62,12 @@ impl Memory for Words {
 const HEAP_SIZE: u64 = 0x21000;
 const THREAD_SIZE: u64 = 0x30000;
 
+/// A mapping as the kernel writes it, all of it resident.
+fn area(start: u64, size: u64, rest: &str) -> String {
+    format!("{start:x}-{:x} rw-p 0 {rest}\nRss: {} kB\n", start + size, size / 1024)
+}
+
 fn smaps() -> Smaps {
-    let area = |start: u64, size: u64, rest: &str| {
-        let rss = size / 1024;
-        format!("{start:x}-{:x} rw-p 0 {rest}\nRss: {rss} kB\n", start + size)
-    };
     let text = [
         area(HEAP, HEAP_SIZE, "00:00 0 [heap]"),
         area(THREAD_HEAP, THREAD_SIZE, "00:00 0"),
@@ -117,10 +118,13 @@ fn all(smaps: &Smaps) -> Present {
 }
 
 fn read_with(words: &Words, present: &Present) -> (Result<Glibc, String>, Vec<Claim>) {
-    let smaps = smaps();
+    read_in(&smaps(), words, present)
+}
+
+fn read_in(smaps: &Smaps, words: &Words, present: &Present) -> (Result<Glibc, String>, Vec<Claim>) {
     let mut claims = Vec::new();
     let target = Target {
-        smaps: &smaps,
+        smaps,
         present,
         memory: words,
         deadline: Deadline::after(Duration::from_secs(5)),
@@ -192,6 +196,36 @@ fn a_sound_heap_without_fastbins() {
     assert_eq!((main.in_use, main.lost), (0x100 + 0x12000 + 0x30 + 0x40, 0));
     assert_eq!((thread.in_use, thread.lost), (48 + 2112 + 0x1000, 0));
     assert_eq!(glibc.mapped, 0x10_0000 + 0x20_1000);
+}
+
+/// Advice on a part of a mapping divides it (`madvise`), and the heap with it. NumPy gives some on large arrays.
+#[test]
+fn mappings_that_are_divided() {
+    let parts = |start: u64, sizes: &[u64], rest: &str| {
+        let mut at = start;
+        let each = |size: &u64| {
+            let text = area(at, *size, rest);
+            at += size;
+            text
+        };
+        sizes.iter().map(each).collect::<String>()
+    };
+    let text = [
+        parts(HEAP, &[0x6000, 0x10000, HEAP_SIZE - 0x16000], "00:00 0 [heap]"),
+        parts(THREAD_HEAP, &[PAGE, THREAD_SIZE - PAGE], "00:00 0"),
+        parts(
+            0x7e80_0000_0000,
+            &[PAGE, 0xf_f000, 0x10_1000, 0x30_0000 - PAGE],
+            "00:00 0",
+        ),
+        area(DATA, 2 * PAGE, "fd:01 7 /lib/libc.so.6"),
+    ];
+    let divided = Smaps::read(text.concat().as_bytes()).expect("text");
+    let (found, claims) = read_in(&divided, &sound(), &all(&divided));
+    assert_eq!(found, read_all(&sound()).0);
+    let account = |smaps: &Smaps, claims: Vec<Claim>| crate::heap::mappings::divide(smaps, &all(smaps), claims).parts;
+    let whole = account(&smaps(), read_all(&sound()).1);
+    assert_eq!(account(&divided, claims), whole);
 }
 
 #[test]
