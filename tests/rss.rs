@@ -115,7 +115,14 @@ fn memory_at_the_peak() {
         "{memory:?}"
     );
     assert!((highest.time as f64) < profile.meta.duration * 1e9, "{memory:?}");
-    assert!(recording.stderr.contains("peak: "), "{}", recording.stderr);
+    let without = attached(&["peak"], OPTIONS);
+    for (recording, is_pointed_to) in [(recording, false), (without, true)] {
+        let said = &recording.stderr;
+        assert!(
+            said.contains("peak: ") && said.contains("report --value rss_peak_bytes") == is_pointed_to,
+            "{said}"
+        );
+    }
 }
 
 /// A command may have ended before its memory is observed.

@@ -438,8 +438,8 @@ pub fn other_malloc() -> Option<Vec<u8>> {
     });
     let mut found = None;
     elf::for_each_module(|module, path, _| {
-        // A program at a fixed address takes the place of each function whose address it uses (its path is empty). What gets there
-        // goes through its slot.
+        // A program at a fixed address (its path is empty) takes the place of each function whose address it uses. What
+        // gets there goes through its slot.
         if found.is_none() && !path.is_empty() && held.iter().any(|value| module.has_code(*value)) {
             found = Some(path.to_bytes().to_vec());
         }

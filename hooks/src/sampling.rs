@@ -512,8 +512,8 @@ impl Sampling {
         got::are_hooks_in_place() && attached.as_ref().is_none_or(pymem::is_reached)
     }
 
-    /// Path of a module that calls of `malloc` get to in place of the hook, if there is one: what is allocated by these calls is not
-    /// sampled.
+    /// Path of a module that calls of `malloc` get to in place of the hook, if there is one: what these calls allocate is
+    /// not sampled.
     pub fn other_malloc(&self) -> Option<Vec<u8>> {
         let _held = self.is_current().then(got::lock)?;
         got::other_malloc()

@@ -438,7 +438,7 @@ fn other_allocator(smaps: &Smaps) -> Option<String> {
         OTHER_ALLOCATORS.iter().any(|other| name.contains(other))
     })?;
     Some(format!(
-        "{name} is another allocator: what it has is in other anonymous memory"
+        "{name} is another allocator: what it has is in other anonymous memory, or in the C heap as not divided"
     ))
 }
 

@@ -25,6 +25,7 @@ use crate::mcp;
 use crate::privileges::credentials::{Caps, User};
 use crate::process::launch::Launched;
 use crate::profile::model::{Meta, Profile};
+use crate::profile::resident::ResidentMemory;
 use crate::profile::summary;
 use crate::session::{FinishedRecording, Grouping, QualityCounts, replay};
 use crate::sys;
@@ -215,6 +216,16 @@ fn print_remarks(options: &RecordArgs, finished: &FinishedRecording, profile: &P
     }
     if let Some(lines) = summary::memory(&profile.meta) {
         print_line(&lines);
+        // A program that has ended has given back most of its memory.
+        let had_more = |memory: &ResidentMemory| {
+            let peak = memory.peak.map_or(0, |peak| peak.bytes);
+            peak > memory.total().end().saturating_mul(11) / 10
+        };
+        if options.at.is_none() && profile.meta.memory.iter().any(had_more) {
+            print_line(
+                "            which code had touched it at the peak: report --value rss_peak_bytes, or record --at peak",
+            );
+        }
     }
     let is_cpu_time = options.sampling.measure(options.rate).is_cpu_time() && !options.sampling.gil;
     let advice = is_cpu_time.then(|| summary::advice(&profile.meta, children)).flatten();
