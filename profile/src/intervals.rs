@@ -9,12 +9,13 @@
 //! # Allocations
 //!
 //! A block is sampled with a probability `p`, whatever happens to others, and stands for `1 / p` blocks: the variance of an
-//! estimated sum is that of its samples, `amount^2 (1 - p)` each (Horvitz, Thompson 1952).
+//! estimated sum is that of its samples, `amount^2 (1 - p)` each (Horvitz, Thompson 1952). The interval is that of a number of
+//! rare events (Poisson) which has the same ratio of variance and mean, since a sum may have few samples, or none.
 
 use super::diff::quantile;
 use super::model::Profile;
 use super::stats::Stats;
-use super::values::ValueType;
+use super::values::{Unit, ValueType};
 
 /// Probability with which an interval has the true share in it.
 pub const CONFIDENCE: f64 = 0.95;
@@ -69,8 +70,8 @@ pub fn self_shares(profile: &Profile) -> Vec<(f64, f64)> {
 pub struct BlockIntervals {
     /// By function, as [`Stats::new`] numbers them, the interval of its self amount as a share of all: from 0 to 1.
     pub shares: Vec<(f64, f64)>,
-    /// What the sum of all may differ from the truth.
-    pub of_sum: f64,
+    /// The interval of the sum of all.
+    pub of_sum: (f64, f64),
 }
 
 /// The intervals of the profile's counts, which are amounts of sampled blocks. `None`: they are something else.
@@ -87,12 +88,22 @@ pub fn of_blocks(profile: &Profile) -> Option<BlockIntervals> {
         return None;
     }
     let blocks = profile.find_value(&ValueType::ALLOCS.name)?;
+    let allocated = match profile.count_type().unit {
+        Unit::Bytes => profile.find_value(&ValueType::ALLOC_BYTES.name)?,
+        _ => blocks,
+    };
     let stats = Stats::new(profile);
     let counts: Vec<u64> = stats.functions().iter().map(|counts| counts.self_count).collect();
     let (mut variances, mut of_all) = (vec![0.0; counts.len()], 0.0);
+    let (mut of_allocated, mut sum_of_allocated) = (0.0, 0.0);
     for (at, sample) in profile.timeline.iter().enumerate() {
-        let amount = profile.sample_amount(0, at) as f64;
-        let variance = amount * amount * (1.0 - 1.0 / profile.sample_amount(blocks, at).max(1) as f64);
+        let variance_of = |value: usize| {
+            let amount = profile.sample_amount(value, at) as f64;
+            amount * amount * (1.0 - 1.0 / profile.sample_amount(blocks, at).max(1) as f64)
+        };
+        of_allocated += variance_of(allocated);
+        sum_of_allocated += profile.sample_amount(allocated, at) as f64;
+        let variance = variance_of(0);
         of_all += variance;
         let function = stats.function(sample.node);
         if let Some(sum) = function.and_then(|function| variances.get_mut(function as usize)) {
@@ -100,15 +111,40 @@ pub fn of_blocks(profile: &Profile) -> Option<BlockIntervals> {
         }
     }
     let z = quantile::student((1.0 - CONFIDENCE) / 2.0, quantile::NORMAL);
-    let all = (stats.samples() as f64).max(1.0);
+    let all = stats.samples() as f64;
+    // What a sample stands for, where there is none.
+    let of_one = of_allocated / f64::max(sum_of_allocated, 1.0);
     let interval = |(count, variance): (&u64, f64)| {
-        let (share, half) = (*count as f64 / all, z * variance.sqrt() / all);
-        ((share - half).clamp(0.0, 1.0), (share + half).clamp(0.0, 1.0))
+        let (low, high) = of_sampled(*count as f64, variance, of_one, z);
+        ((low / all.max(1.0)).min(1.0), (high / all.max(1.0)).min(1.0))
     };
     Some(BlockIntervals {
         shares: counts.iter().zip(variances).map(interval).collect(),
-        of_sum: z * of_all.sqrt(),
+        of_sum: of_sampled(all, of_all, of_one, z),
     })
+}
+
+/// The interval of a sum of samples with this variance. `of_one`: what a sample stands for, if there is none.
+fn of_sampled(sum: f64, variance: f64, of_one: f64, z: f64) -> (f64, f64) {
+    let each = match (sum > 0.0, variance > 0.0) {
+        (false, _) => of_one,
+        (true, true) => variance / sum,
+        // All of it was sampled.
+        (true, false) => return (sum, sum),
+    };
+    let (low, high) = poisson(if each > 0.0 { sum / each } else { 0.0 }, z);
+    (low * each, high * each)
+}
+
+/// The interval of the mean of a number of rare events, of which so many have happened (Wilson, Hilferty 1931).
+fn poisson(events: f64, z: f64) -> (f64, f64) {
+    let root = |events: f64, z: f64| 1.0 - 1.0 / (9.0 * events) + z / (3.0 * events.sqrt());
+    let low = if events > 0.0 {
+        events * root(events, -z).max(0.0).powi(3)
+    } else {
+        0.0
+    };
+    (low, (events + 1.0) * root(events + 1.0, z).powi(3))
 }
 
 /// Samples that ended in each node, for each block of time.
@@ -212,12 +248,41 @@ mod tests {
             let (low, high) = *found.shares.last().expect("two functions");
             hits += u32::from((low * all..=high * all).contains(&((BLOCKS * KINDS[1].0) as f64)));
             let truth = (BLOCKS * (KINDS[0].0 + KINDS[1].0)) as f64;
-            sums += u32::from((all - truth).abs() <= found.of_sum);
+            sums += u32::from((found.of_sum.0..=found.of_sum.1).contains(&truth));
         }
         // The probabilities are known as rounded numbers of blocks only.
         assert!(hits >= 358 && sums >= 358, "{hits} and {sums} of 400");
         let mut random = 5;
         assert!(of_blocks(&profile(100, 1, &mut random)).is_none());
+    }
+
+    /// Of blocks that are still there no sample is left.
+    #[test]
+    fn a_sum_without_samples_may_be_some() {
+        let mut builder = Builder::new(&[ValueType::LIVE_BYTES, ValueType::ALLOC_BYTES, ValueType::ALLOCS]);
+        let frame = builder.frame(Frame::python("f", "", "a.py", 1));
+        for time in 0..10 {
+            builder.sample(time, (1, 1), &[(frame, 1)], &[0, 1000, 1000]);
+        }
+        let found = of_blocks(&builder.finish(Meta::default())).expect("allocations");
+        assert_eq!(found.of_sum.0, 0.0);
+        assert!((3600.0..3700.0).contains(&found.of_sum.1), "{:?}", found.of_sum);
+    }
+
+    #[test]
+    fn poisson_as_published() {
+        for (events, (low, high)) in [
+            (0.0, (0.0, 3.689)),
+            (1.0, (0.025, 5.572)),
+            (5.0, (1.623, 11.668)),
+            (100.0, (81.364, 121.627)),
+        ] {
+            let found = poisson(events, 1.96);
+            assert!(
+                (found.0 - low).abs() < 0.05 && (found.1 - high).abs() < 0.05,
+                "{found:?}"
+            );
+        }
     }
 
     #[test]

@@ -291,9 +291,9 @@ impl ReportContext<'_> {
         let found = self.is_short.then(|| intervals::of_blocks(self.profile)).flatten();
         found.map_or(String::new(), |found| {
             format!(
-                "Amounts are estimates: the sum is {} within {} (95 %); --json has an interval for each function. ",
-                self.amount(self.stats.samples()),
-                self.amount(found.of_sum.round() as u64),
+                "Amounts are estimates: the sum is {} to {} (95 %); --json has an interval for each function. ",
+                self.amount(found.of_sum.0.round() as u64),
+                self.amount(found.of_sum.1.round() as u64),
             )
         })
     }
