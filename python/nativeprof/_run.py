@@ -294,6 +294,7 @@ class _Recording:
                 written = self._save(profile)
                 if not self.options.quiet:
                     _say(profile.summary(written))
+                    _say_of_children("--mode rss --subprocesses" if self.options.alloc else "--subprocesses")
             finally:
                 _native.release_end()
 
@@ -315,6 +316,17 @@ class _Recording:
             return f"no ({why})"
         _say(f"nativeprof: {output} could not be written: {why}; the profile is in {path}")
         return f"{path} ({format})"
+
+
+def _say_of_children(option: str) -> None:
+    """Says so where child processes did most of the work: they are not in the profile. Those count that have been waited for."""
+    times = os.times()
+    own, children = times.user + times.system, times.children_user + times.children_system
+    if children > own:
+        _say(
+            f"  hint:     its child processes used {children:.2f} s of CPU time, the process itself {own:.2f} s; they are not in "
+            f"the profile: nativeprof record {option} sees them"
+        )
 
 
 def _say(text: str) -> None:

@@ -198,6 +198,25 @@ def test_peak_of_a_program(tmp_path):
     assert abs(values["alloc_bytes"] / MEGABYTE - 40) < 2, values
 
 
+WORK_IN_CHILD = """
+import os, time
+if not os.fork():
+    while time.process_time() < 3:
+        pass
+    os._exit(0)
+os.wait()
+"""
+
+
+def test_work_of_child_processes_is_not_in_the_profile(tmp_path):
+    script = tmp_path / "parent.py"
+    script.write_text(WORK_IN_CHILD)
+    command = [sys.executable, "-m", "nativeprof", "--alloc", "-o", tmp_path / "parent.json", script]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    said = [line for line in done.stderr.splitlines() if "child processes used" in line]
+    assert done.returncode == 0 and len(said) == 1 and "--mode rss --subprocesses" in said[0], done
+
+
 def map_memory(n):
     return [mmap.mmap(-1, MEGABYTE) for _ in range(n)]
 
