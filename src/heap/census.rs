@@ -178,6 +178,14 @@ impl Mapped {
         Ok(Mapped { smaps, present, arenas })
     }
 
+    /// Arenas of the C heap that cannot be read; all of them where none is known.
+    fn unsound_arenas(&self) -> usize {
+        let arenas = self.arenas.as_ref();
+        arenas.map_or(usize::MAX, |arenas| {
+            arenas.iter().filter(|arena| !arena.is_sound()).count()
+        })
+    }
+
     /// The same, again while the C heap does not fit the mappings.
     fn read_consistent(pid: Pid, memory: &dyn Memory) -> Result<Mapped> {
         let mut mapped = Mapped::read(pid, memory)?;
@@ -187,10 +195,14 @@ impl Mapped {
                 .areas
                 .iter()
                 .any(|area| mapped.smaps.name(area) == b"[heap]");
-            if mapped.arenas.is_ok() || !has_heap {
+            let unsound = mapped.unsound_arenas();
+            if unsound == 0 || !has_heap {
                 break;
             }
-            mapped = Mapped::read(pid, memory)?;
+            let again = Mapped::read(pid, memory)?;
+            if again.unsound_arenas() < unsound {
+                mapped = again;
+            }
         }
         Ok(mapped)
     }

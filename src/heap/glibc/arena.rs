@@ -72,10 +72,14 @@ const MAX_HEAP_INFO: u64 = 128;
 const MAX_DATA: u64 = 16 << 20;
 const MAX_ALL_DATA: u64 = 64 << 20;
 const MAX_ARENAS: usize = 4096;
+/// How often an arena is read, at most, until it makes sense.
+const ATTEMPTS: usize = 8;
 /// Heaps of one arena: 64 GiB.
 const MAX_HEAPS: usize = 1024;
 /// Chunks in the fastbins of one arena.
 const MAX_QUICK: u32 = 10_000;
+
+const UNKNOWN: &str = "an arena of the C library has structures that are not known";
 
 /// An arena.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -93,6 +97,11 @@ pub struct Arena {
 }
 
 impl Arena {
+    /// Whether it made sense, so that its chunks can be read.
+    pub fn is_sound(&self) -> bool {
+        self.is_main || !self.segments.is_empty()
+    }
+
     /// Bytes of a chunk with a mapping of its own that its size leaves out.
     pub fn left_out_of_mapped(&self) -> u64 {
         self.places.left_out
@@ -184,11 +193,28 @@ pub fn find(target: &Target) -> Result<Vec<Arena>, String> {
             "the structures of the C library's heap are not those of glibc 2.36 or 2.43, or they are not in memory";
         return Err(why.into());
     };
-    let memory = target.memory();
-    let (mut arenas, mut at) = (Vec::new(), main);
+    let (mut arenas, mut at, mut unsound) = (Vec::new(), main, 0);
     loop {
-        let mut bytes = vec![0; places.size() as usize];
-        if !memory.read(at, &mut bytes) {
+        let (arena, next) = read_sound(target, at, at == main, places)?;
+        unsound += usize::from(!arena.is_sound());
+        arenas.push(arena);
+        if next == main {
+            let is_known = unsound == 0 || 2 * unsound < arenas.len();
+            return if is_known { Ok(arenas) } else { Err(UNKNOWN.into()) };
+        }
+        if arenas.len() >= MAX_ARENAS || arenas.iter().any(|arena| arena.address == next) {
+            return Err("the list of the C library's arenas does not end".into());
+        }
+        at = next;
+    }
+}
+
+/// Reads an arena until it makes sense: threads use it meanwhile. Returns also the avma of the next one.
+fn read_sound(target: &Target, at: u64, is_main: bool, places: Places) -> Result<(Arena, u64), String> {
+    let mut bytes = vec![0; places.size() as usize];
+    let mut last = None;
+    for _ in 0..ATTEMPTS {
+        if !target.memory().read(at, &mut bytes) {
             return Err("an arena of the C library is not in memory".into());
         }
         let state = State {
@@ -196,23 +222,29 @@ pub fn find(target: &Target) -> Result<Vec<Arena>, String> {
             bytes: &bytes,
             places,
         };
-        let arena = if at == main {
+        let arena = if is_main {
             main_segments(target, &state)
         } else {
             heaps(target, &state)
         };
-        let (Some(arena), Some(next)) = (arena, state.next()) else {
-            return Err("an arena of the C library has structures that are not known".into());
+        let (Some(system), Some(next)) = (state.system(), state.next()) else {
+            break;
         };
-        arenas.push(arena);
-        if next == main {
-            return Ok(arenas);
+        if let Some(arena) = arena {
+            return Ok((arena, next));
         }
-        if arenas.len() >= MAX_ARENAS || arenas.iter().any(|arena| arena.address == next) {
-            return Err("the list of the C library's arenas does not end".into());
-        }
-        at = next;
+        last = Some((system, next));
     }
+    let (system, next) = last.filter(|_| !is_main).ok_or(UNKNOWN)?;
+    let arena = Arena {
+        address: at,
+        is_main,
+        system,
+        segments: Vec::new(),
+        missing: system,
+        places,
+    };
+    Ok((arena, next))
 }
 
 /// The writable data of glibc, with what is behind that of the file. A program without a C library may have it inside.

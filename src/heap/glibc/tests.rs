@@ -279,6 +279,36 @@ fn another_layout_is_refused() {
     assert!(glibc.is_err() && claims.is_empty());
 }
 
+/// A thread may change its arena each time that it is read: the others are read.
+#[test]
+fn one_of_many_arenas_makes_no_sense() {
+    let mut words = sound();
+    let places = [1, 2].map(|n| THREAD_ARENA + n * (64 << 20));
+    for (arena, next) in [(THREAD_ARENA, places[0]), (places[0], places[1]), (places[1], MAIN)] {
+        let heap = arena - 48;
+        words.set(heap, arena);
+        words.set(heap + 16, THREAD_SIZE);
+        let top = words.chunk(heap + 48 + (BINS_2_36 + 2088).next_multiple_of(16), 0x1000, 5);
+        words.chunk(top, heap + THREAD_SIZE - top, 1);
+        words.arena(arena, BINS_2_36, top, THREAD_SIZE, next);
+    }
+    // A larger top than there is room for.
+    words.set(places[0] - 48 + 16, THREAD_SIZE - PAGE);
+    let heaps = places.map(|arena| area(arena - 48, THREAD_SIZE, "00:00 0"));
+    let text = [
+        area(HEAP, HEAP_SIZE, "00:00 0 [heap]"),
+        area(THREAD_HEAP, THREAD_SIZE, "00:00 0"),
+        heaps.concat(),
+        area(DATA, 2 * PAGE, "fd:01 7 /lib/libc.so.6"),
+    ];
+    let smaps = Smaps::read(text.concat().as_bytes()).expect("text");
+    let (found, claims) = read_in(&smaps, &words, &all(&smaps));
+    let arenas = found.expect("most are sound").arenas;
+    let lost: Vec<u64> = arenas.iter().map(|arena| arena.lost).collect();
+    assert_eq!(lost, [0, 0, THREAD_SIZE, 0]);
+    assert_eq!(claims.len(), 3);
+}
+
 #[test]
 fn forged_chunks_are_lost_and_the_walk_ends() {
     let used = HEAP + 0x5100;
