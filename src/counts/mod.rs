@@ -3,6 +3,7 @@
 
 use crate::event::{Pid, Tid};
 
+pub mod allocations;
 mod tree;
 mod waits;
 
