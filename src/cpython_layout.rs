@@ -2,6 +2,7 @@
 //! `cpython` fills it in, the frame walkers (in the kernel and here) use it.
 
 use crate::event::ProgramId;
+use crate::event::probes::AllocationProbe;
 
 /// "This interpreter has no such field."
 pub const ABSENT: u16 = u16::MAX;
@@ -194,6 +195,8 @@ pub struct TargetLayout {
     pub inherited: Vec<(u32, Vec<u64>)>,
     /// Where each process that runs the same program has the interpreter, if that is of use.
     pub program: Option<(ProgramId, InterpreterPlace)>,
+    /// Where it publishes the allocations that it samples, if that is wanted.
+    pub allocation_probes: Vec<AllocationProbe>,
 }
 
 /// Where a program has its interpreter, relative to what is known of a process before its mappings are. Distances in bytes.

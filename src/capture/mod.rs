@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 use crate::cpython_layout::TargetLayout;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::event::{
     CodeCopy, Event, Part, Pid, PythonWalk, RUNNING_TASK, RunningTask, Sample, StoppedThread, Suspension, Tid,
     TimeSpent,
@@ -80,6 +80,15 @@ pub enum Mode {
     Wall,
     /// No time: changes of resident memory. Only by eBPF.
     Rss,
+    /// No time: the allocations that processes sample themselves, and publish. Only by eBPF.
+    Alloc,
+}
+
+impl Mode {
+    /// Whether memory is sampled, and no time.
+    pub fn is_of_memory(self) -> bool {
+        matches!(self, Mode::Rss | Mode::Alloc)
+    }
 }
 
 /// The event that triggers a sample.
@@ -108,6 +117,7 @@ pub const MODES: &[(&str, Mode)] = &[
     ("off-cpu", Mode::OffCpu),
     ("wall", Mode::Wall),
     ("rss", Mode::Rss),
+    ("alloc", Mode::Alloc),
 ];
 
 /// Counts kept by the kernel and the backend.
@@ -233,6 +243,11 @@ pub trait Backend {
 
     /// Which share of the samples was taken, and why not all, for the summary; `None`: all were.
     fn sampling_remark(&self) -> Option<String> {
+        None
+    }
+
+    /// Why there can be no samples, where processes have to do something for them that none of those has which are sampled.
+    fn missing_source(&self) -> Option<Error> {
         None
     }
 

@@ -39,7 +39,7 @@ pub fn open_backend(choice: BackendChoice, options: &SamplingOptions) -> Result<
     let backend = match choice {
         BackendChoice::Ptrace => ptrace()?,
         BackendChoice::Ebpf => return open_ebpf(options),
-        BackendChoice::Auto if options.mode == Mode::Rss => return open_ebpf(options),
+        BackendChoice::Auto if options.mode.is_of_memory() => return open_ebpf(options),
         BackendChoice::Auto => match open_ebpf(options) {
             Ok(backend) => return Ok(backend),
             Err(e) => {

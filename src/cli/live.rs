@@ -10,7 +10,7 @@ use super::backend::open_backend;
 use super::debuginfod;
 use super::discover::{self, check_target};
 use super::print_status;
-use crate::capture::SamplingOptions;
+use crate::capture::{Mode, SamplingOptions};
 use crate::error::{Error, ErrorKind, Result};
 use crate::event::Pid;
 use crate::privileges::credentials::{Caps, User};
@@ -126,6 +126,8 @@ pub struct LiveRecording {
     pub launched: Option<Launched>,
     pid: Pid,
     kept: Caps,
+    /// Capabilities that sampling needs besides.
+    needed: Caps,
     /// Becomes readable when the process ends.
     watch: ExitWatch,
 }
@@ -141,7 +143,8 @@ impl LiveRecording {
             target,
             mut launched,
         } = prepared;
-        phases::restrict_to_setup(options.kept)?;
+        let needed = options.sampling.needs();
+        phases::restrict_to_setup(Caps(options.kept.0 | needed.0))?;
         sys::files::raise_file_limit();
         sys::memory::keep_freed_memory();
         if let Some(launched) = &launched {
@@ -174,6 +177,7 @@ impl LiveRecording {
             launched,
             pid,
             kept: options.kept,
+            needed,
             watch,
         })
     }
@@ -184,7 +188,7 @@ impl LiveRecording {
     /// Those of the backend.
     pub fn start(&mut self) -> Result<()> {
         self.recording.start()?;
-        phases::restrict_to_sampling(self.kept)
+        phases::restrict_to_sampling(Caps(self.kept.0 | self.needed.0))
     }
 
     /// Processes samples for a short time, and not for long after `end`, if given. Waits up to `wait` for the first one. True if
@@ -239,6 +243,7 @@ impl LiveOptions<'_> {
             workers: self.sampling.attribute_workers,
             spans: self.spans,
             thread_context: self.spans,
+            allocations: self.sampling.mode == Mode::Alloc,
             host: false,
             own_code: None,
         }

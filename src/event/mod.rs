@@ -8,9 +8,11 @@ use crate::arch::{GPRS, Regs};
 use crate::limits::{MAX_CONTEXT, MAX_SPAN, MAX_STACK, MAX_STACKS};
 
 mod code_copies;
+pub mod probes;
 mod states;
 
 pub use code_copies::{CodeCopy, Copies, Part, RUNNING_TASK};
+use probes::{FreedBlock, SampledBlock};
 pub use states::{
     AwaitKind, Descriptor, FutexId, Holder, InterruptKind, Polled, SocketId, Suspension, ThreadState, TimeSpent,
     WaitKind, WakeUp,
@@ -230,6 +232,8 @@ pub struct Sample {
     pub tasks: Vec<RunningTask>,
     /// The change of the process's resident memory that the sample was taken for.
     pub memory: Option<MemoryChange>,
+    /// The block that the sample was taken for, where the process samples its allocations itself.
+    pub allocation: Option<SampledBlock>,
     /// Of a recording of a whole host.
     pub host: Option<HostSample>,
 }
@@ -442,6 +446,8 @@ pub enum Event {
     },
     /// Memory of a process was given back, or moved. Only where changes of resident memory are sampled.
     MemoryRange(MemoryRange),
+    /// A process has freed a block that it had sampled. Only where its allocations are read.
+    Free(FreedBlock),
     /// Samples that the kernel took and could not deliver.
     Lost(u64),
 }

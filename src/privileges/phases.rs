@@ -42,6 +42,10 @@ pub const SAMPLING: &[Cap] = &[
     Cap::Syslog,
 ];
 
+/// What both need besides where programs are attached to probes in files: the kernel requires it for uprobes of other processes
+/// (perf_uprobe_event_init, kernel/events/core.c).
+pub const PROBING: &[Cap] = &[Cap::SysAdmin];
+
 /// What root needs to write to directories of other users.
 pub const WRITING: &[Cap] = &[Cap::DacOverride, Cap::Fowner];
 

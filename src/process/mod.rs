@@ -21,6 +21,7 @@ pub mod machine;
 pub mod maps;
 pub mod memory;
 pub mod modules;
+pub mod probes;
 pub mod python_command;
 pub mod rerun;
 pub mod root;

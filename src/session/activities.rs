@@ -2,6 +2,7 @@
 //! each process; none knows another.
 
 use super::SessionOptions;
+use super::allocations::Allocations;
 use super::awaits::{Awaits, ProcessAwaits};
 use super::lags::{Lags, ProcessLags};
 use super::open_intervals::SleepingThreads;
@@ -18,6 +19,7 @@ use super::workers::{ProcessWorkers, Workers};
 pub(super) struct Activities {
     pub(super) task_names: TaskNames,
     pub(super) tasks: Tasks,
+    pub(super) allocations: Allocations,
     pub(super) awaits: Awaits,
     pub(super) lags: Lags,
     pub(super) resident: Resident,
@@ -44,6 +46,7 @@ impl Activities {
         Activities {
             task_names: TaskNames::default(),
             tasks: Tasks::new(options.tasks),
+            allocations: Allocations::default(),
             awaits: Awaits::new(options.await_period(), now),
             lags: Lags::new(options.lag),
             resident: Resident::default(),

@@ -14,8 +14,9 @@ use crate::cpython_layout::ThreadDescriptor;
 use crate::event::Pid;
 use crate::frame::{ModuleId, RawFrame};
 use crate::process::modules::{ModuleSections, Modules};
+use crate::process::probes::FileProbe;
 use crate::process::system::System;
-use crate::process::{AddressSpace, command, landmarks};
+use crate::process::{AddressSpace, command, landmarks, probes};
 use crate::resolve::OpenFiles;
 use crate::unwind::Unwinder;
 
@@ -25,6 +26,8 @@ struct ModuleInfo {
     runtime: Option<Arc<Runtime>>,
     /// How the C library finds thread-specific values; not searched yet in most files.
     descriptor: OnceCell<Option<ThreadDescriptor>>,
+    /// Where allocations are published; not searched where that is not wanted.
+    probes: OnceCell<Vec<FileProbe>>,
 }
 
 /// The system, and what has been read from it for all processes together.
@@ -101,6 +104,7 @@ impl Files {
         let known = ModuleInfo {
             runtime: runtime.map(Arc::new),
             descriptor: OnceCell::new(),
+            probes: OnceCell::new(),
         };
         self.info.insert(id, known);
     }
@@ -157,6 +161,12 @@ impl Files {
         let info = self.info.get(&id)?;
         let search = || cpython::find_descriptor(self.modules.get(id));
         *info.descriptor.get_or_init(search)
+    }
+
+    /// Where the code of a file publishes allocations.
+    pub(super) fn allocation_probes(&self, id: ModuleId) -> &[FileProbe] {
+        let search = || probes::of_allocations(self.modules.get(id));
+        self.info.get(&id).map_or(&[], |info| info.probes.get_or_init(search))
     }
 
     /// Reads the files of an interpreter that a process is about to run. Later, it would run Python code before they are

@@ -104,6 +104,12 @@ impl Inspection {
         Some((python.runtime.clone(), python.interpreter))
     }
 
+    /// Whether the process publishes allocations that it samples.
+    pub fn publishes_allocations(&self) -> bool {
+        let process = self.session.processes.get(self.pid);
+        process.is_some_and(|process| !process.allocation_probes(&self.session.files).is_empty())
+    }
+
     /// The interpreter as text: `CPython 3.11.7 (libpython3.11.so.1.0)`.
     pub fn python_text(&self) -> Option<&str> {
         self.session.names.interpreter(self.pid)

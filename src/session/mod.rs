@@ -25,6 +25,7 @@ use crate::resolve::naming::NamingProcess;
 use crate::resolve::{self, Fetch, NameCache, ResolveInput};
 
 mod activities;
+mod allocations;
 mod asyncio;
 mod await_kind;
 mod await_times;
@@ -106,6 +107,8 @@ pub struct SessionOptions {
     pub lag: Option<u64>,
     /// Samples of native workers name the thread that they work for.
     pub workers: bool,
+    /// Read the allocations that processes sample themselves.
+    pub allocations: bool,
     /// Record a whole host, for months: what is known of processes is dropped when it is not used, and one process has a part
     /// of each bounded table. Names of threads are read when they are sampled.
     pub host: bool,
@@ -127,6 +130,7 @@ impl Default for SessionOptions {
             gil_only: false,
             lag: None,
             workers: false,
+            allocations: false,
             host: false,
             own_code: None,
         }
@@ -249,7 +253,8 @@ impl Session {
                 if has_python {
                     self.names.set_interpreter(pid, process.python_text(&self.files));
                 }
-                if has_python || has_spans {
+                let has_probes = self.options.allocations && process.has_allocation_probes(&self.files, start);
+                if has_python || has_spans || has_probes {
                     self.notify_backend(pid, update)?;
                 }
             }
@@ -272,6 +277,7 @@ impl Session {
                 let resident = &mut self.activities.resident;
                 resident.apply(&range, &*self.files.system, &mut self.segment);
             }
+            Event::Free(freed) => self.activities.allocations.free(&freed),
             Event::Lost(_) | Event::Comm { .. } => {}
         }
         Ok(())
@@ -347,6 +353,7 @@ impl Session {
         self.stacks.forget_last();
         let now = self.files.system.now();
         self.activities.resident.exec(pid, now, &mut self.segment);
+        self.activities.allocations.exec(pid, now);
         self.forget(pid);
         // Mappings of the new program follow as separate events, except for the vDSO.
         if self.open(pid, update).is_err()
@@ -387,6 +394,7 @@ impl Session {
             return Ok(());
         }
         update(pid, None)?;
+        self.activities.allocations.end_process(pid);
         if let Some(KnownProcess {
             process, activities, ..
         }) = self.processes.get_mut(pid)
@@ -468,6 +476,11 @@ impl Session {
         } else {
             Vec::new()
         };
+        let allocation_probes = if self.options.allocations {
+            process.allocation_probes(files)
+        } else {
+            Vec::new()
+        };
         Some(TargetLayout {
             stack_end: process.space.stack_end,
             python: process.interpreter().copied(),
@@ -480,6 +493,7 @@ impl Session {
             python_threads,
             inherited: own.workers.inherited(),
             program: None,
+            allocation_probes,
         })
     }
 

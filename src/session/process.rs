@@ -12,10 +12,12 @@ use super::thread_ids::ThreadIds;
 use super::thread_names::ThreadNameSchedule;
 use crate::cpython::{self, Runtime, gil, thread_states};
 use crate::cpython_layout::{Interpreter, InterpreterLocks, ThreadDescriptor};
+use crate::event::probes::{AllocationProbe, ProbedFile};
 use crate::event::{Pid, Tid};
 use crate::frame::ModuleId;
 use crate::limits::MAX_NESTED;
 use crate::process::AddressSpace;
+use crate::process::file_content::Content;
 use crate::process::memory::Memory;
 use crate::process::system::{ProcessMemory, System};
 
@@ -308,6 +310,36 @@ impl Process {
             .into_iter()
             .filter_map(|state| self.thread_of_state(system, state))
             .collect()
+    }
+
+    /// Where it publishes the allocations that it samples.
+    pub(super) fn allocation_probes(&self, files: &Files) -> Vec<AllocationProbe> {
+        let mut found = Vec::new();
+        for code in self.space.code() {
+            let Some((id, bias)) = code.file else { continue };
+            let Content::File(file) = &files.modules.get(id).content else {
+                continue;
+            };
+            for probe in files.allocation_probes(id) {
+                let avma = probe.svma.wrapping_add(bias);
+                if (code.start..code.end).contains(&avma) {
+                    found.push(AllocationProbe {
+                        event: probe.event,
+                        avma,
+                        offset: probe.offset,
+                        semaphore: probe.semaphore,
+                        file: ProbedFile(file.clone()),
+                    });
+                }
+            }
+        }
+        found
+    }
+
+    /// Whether what it has mapped at this address (avma) publishes allocations.
+    pub(super) fn has_allocation_probes(&self, files: &Files, start: u64) -> bool {
+        let mut mapped = self.space.code().iter().filter(|code| code.start == start);
+        mapped.any(|code| code.file.is_some_and(|(id, _)| !files.allocation_probes(id).is_empty()))
     }
 
     /// The thread that has this ID in the process's own PID namespace.

@@ -230,6 +230,11 @@ impl Recording {
         self.backend.stop();
     }
 
+    /// Why there can be no samples, as [`Backend::missing_source`] says.
+    pub fn missing_source(&self) -> Option<Error> {
+        self.backend.missing_source()
+    }
+
     /// The accounts of resident memory, after [`Recording::stop`].
     pub fn memory_accounts(&mut self) -> Vec<ResidentMemory> {
         timed_from(self.backend.memory_accounts(), self.start.time)
@@ -276,6 +281,7 @@ impl Recording {
         self.session.open_symbol_sources(self.pid);
         let mut exceeded_limits = self.backend.exceeded_limits();
         exceeded_limits.extend(self.session.activities.resident.exceeded());
+        exceeded_limits.extend(self.session.activities.allocations.exceeded());
         FinishedRecording {
             session: self.session,
             began: self.start.time,
@@ -591,6 +597,9 @@ impl FinishedRecording {
     /// files.
     pub fn resolve(&mut self) -> Profile {
         let mut profile = self.session.resolve(self.began, std::mem::take(&mut self.meta));
+        if self.session.options.allocations {
+            self.session.activities.allocations.add_values(&mut profile, self.began);
+        }
         let naming = self.session.naming.process.take();
         let naming_cpu = naming.map_or(0, |naming| naming.cpu_time());
         profile.meta.profiler_cpu = (sys::clock::process_cpu_time() + naming_cpu) as f64 * 1e-9;

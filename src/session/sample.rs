@@ -83,6 +83,9 @@ impl Session {
         if let Some(change) = &s.memory {
             self.activities.resident.add(s, change, rows, &mut self.segment);
         }
+        if let Some(block) = &s.allocation {
+            self.activities.allocations.add(s, block);
+        }
         if let Some(host) = &s.host {
             let started = self.processes.get(s.pid).and_then(|process| process.started);
             let Segment {

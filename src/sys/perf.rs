@@ -96,3 +96,51 @@ pub fn read_count(event: BorrowedFd<'_>) -> io::Result<u64> {
     check(unsafe { libc::read(event.as_raw_fd(), value.as_mut_ptr().cast(), 8) } as i64)?;
     Ok(u64::from_le_bytes(value))
 }
+
+/// The kernel's events at instructions of user programs.
+#[derive(Clone, Copy, Debug)]
+pub struct Uprobes {
+    kind: u32,
+    /// Lowest bit of the semaphore's offset in the event's number.
+    semaphore_bit: u32,
+}
+
+impl Uprobes {
+    /// `None`: the kernel has none, or none with semaphores.
+    pub fn of_kernel() -> Option<Uprobes> {
+        const DEVICE: &str = "/sys/bus/event_source/devices/uprobe";
+        let read = |name: &str| super::procfs::read_text(format!("{DEVICE}/{name}")).ok();
+        let kind = read("type")?.trim().parse().ok()?;
+        // `config:32-63`
+        let format = read("format/ref_ctr_offset")?;
+        let (first, last) = format.trim().strip_prefix("config:")?.split_once('-')?;
+        let (first, last): (u32, u32) = (first.parse().ok()?, last.parse().ok()?);
+        (first < last && last < 64).then_some(Uprobes {
+            kind,
+            semaphore_bit: first,
+        })
+    }
+
+    /// Opens the event at an instruction of a file that a process has mapped. Offsets are those in the file; `semaphore`: of a
+    /// counter of observers, 0 if there is none.
+    ///
+    /// # Errors
+    /// Those of the kernel; `InvalidInput` for offsets that it cannot be given.
+    pub fn open(self, pid: u32, path: &str, offset: u64, semaphore: u64) -> io::Result<OwnedFd> {
+        let invalid = || io::Error::from(io::ErrorKind::InvalidInput);
+        let path = std::ffi::CString::new(path).map_err(|_| invalid())?;
+        let config = semaphore << self.semaphore_bit;
+        if config >> self.semaphore_bit != semaphore {
+            return Err(invalid());
+        }
+        let mut attr = perf::perf_event_attr {
+            type_: self.kind,
+            config,
+            ..Default::default()
+        };
+        // (The kernel copies the path during the call.)
+        attr.__bindgen_anon_3.uprobe_path = path.as_ptr() as u64;
+        attr.__bindgen_anon_4.probe_offset = offset;
+        perf_event_open(&mut attr, pid as i32, -1)
+    }
+}

@@ -101,7 +101,12 @@ pub(super) fn max_size(event: &Event) -> u64 {
         Event::Mmap { path, .. } => path.len(),
         Event::Exec { comm, .. } | Event::Comm { comm, .. } => comm.len(),
         Event::Code { copy, .. } => copy.parts.iter().map(|part| 12 + part.bytes.len()).sum(),
-        Event::Fork { .. } | Event::Thread { .. } | Event::Exit { .. } | Event::Lost(_) | Event::MemoryRange(_) => 0,
+        Event::Fork { .. }
+        | Event::Thread { .. }
+        | Event::Exit { .. }
+        | Event::Lost(_)
+        | Event::MemoryRange(_)
+        | Event::Free(_) => 0,
     };
     (EVENT_HEADER_SIZE + lists) as u64
 }
@@ -204,8 +209,8 @@ impl TapeWriter {
                 self.out.u32(*pid);
                 self.out.u32(*tid);
             }
-            // Recordings of resident memory have no tape.
-            Event::MemoryRange(_) => {
+            // Recordings of memory have no tape.
+            Event::MemoryRange(_) | Event::Free(_) => {
                 self.out.u8(7);
                 self.out.u64(0);
             }

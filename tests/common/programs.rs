@@ -101,6 +101,20 @@ pub fn known_growth(args: &[&str]) -> Command {
     command
 }
 
+/// The program that publishes known allocations; `is_library`: it is given a library that has the same functions.
+pub fn published(args: &[&str], is_library: bool) -> Command {
+    let (source, exe) = (sources().join("published.c"), built().join("published"));
+    compile(&source, &exe, &["-pthread", "-ldl"]);
+    let mut command = Command::new(exe);
+    command.args(args);
+    if is_library {
+        let library = built().join("published.so");
+        compile(&source, &library, &["-shared", "-fPIC", "-pthread", "-ldl"]);
+        command.arg(library);
+    }
+    command
+}
+
 /// The program with code that no table covers.
 pub fn no_tables(args: &[&str]) -> Command {
     let exe = built().join("no_tables");

@@ -6,6 +6,7 @@ use crate::bytes::{u16_at, u32_at, u64_at};
 use crate::cpython_layout::{
     ABSENT, RunningTasks, SpanLocation, TargetLayout, ThreadContext, ThreadStateLocation, Tls,
 };
+use crate::event::probes::{ArgumentPlace, FreedBlock, MAX_ARGUMENTS, ProbeArgument, ProbeEvent, SampledBlock};
 use crate::event::{
     CodeCopy, Dispatcher, Holder, HostSample, MemoryChange, MemoryKind, MemoryRange, NewProcess, PAGE, Part, Pid,
     Polled, ProgramId, RUNNING_TASK, RangeChange, RawPyFrame, Sample, SpanRecords, StackBytes, Tid, TimeSpent, WakeUp,
@@ -28,6 +29,8 @@ const HOST: u32 = 8192;
 const NEW: u32 = 16384;
 const RSS: u32 = 32768;
 pub(super) const RANGE: u32 = 65536;
+const ALLOCATION: u32 = 131072;
+pub(super) const FREED: u32 = 262144;
 
 // Offsets in `struct head` and, up to the time, `struct code_head`.
 const PID: usize = 4;
@@ -87,6 +90,12 @@ const RANGE_FROM: usize = TIME + 8;
 const RANGE_TO: usize = RANGE_FROM + 8;
 const RANGE_MOVED_TO: usize = RANGE_TO + 8;
 
+// Offsets in `struct allocation`, which is in place of the holders, and in `struct freed_block`.
+const BLOCK_AT: usize = 0;
+const BLOCK_SIZE: usize = 8;
+const BLOCK_BYTES: usize = 16;
+const FREED_AT: usize = TIME + 8;
+
 // Offsets in `struct code_head`.
 const CODE: usize = TIME + 8;
 const FINGERPRINT: usize = CODE + 8;
@@ -109,6 +118,8 @@ pub enum DecodedRecord {
     Code(Pid, u64, CodeCopy),
     /// Memory that was given back or moved.
     Range(MemoryRange),
+    /// The end of a sampled block.
+    Free(FreedBlock),
 }
 
 /// Memory that was given back or moved, from one ring buffer entry; `None` if the entry is truncated.
@@ -127,6 +138,24 @@ pub fn decode_range(b: &[u8]) -> Option<DecodedRecord> {
         },
     };
     Some(DecodedRecord::Range(range))
+}
+
+/// The end of a sampled block, from one ring buffer entry; `None` if the entry is truncated.
+pub fn decode_freed(b: &[u8]) -> Option<DecodedRecord> {
+    Some(DecodedRecord::Free(FreedBlock {
+        pid: u32_at(b, PID)?,
+        time: u64_at(b, TIME)?,
+        address: u64_at(b, FREED_AT)?,
+    }))
+}
+
+/// The block that a sample was taken for.
+fn decode_block(b: &[u8]) -> Option<SampledBlock> {
+    Some(SampledBlock {
+        address: u64_at(b, HOLDERS_AT + BLOCK_AT)?,
+        size: u64_at(b, HOLDERS_AT + BLOCK_SIZE)?,
+        bytes: u64_at(b, HOLDERS_AT + BLOCK_BYTES)?,
+    })
 }
 
 /// The change of resident memory that a sample was taken for.
@@ -328,6 +357,10 @@ pub fn decode(b: &[u8]) -> Option<Sample> {
             0 => None,
             _ => Some(decode_change(b)?),
         },
+        allocation: match flags & ALLOCATION {
+            0 => None,
+            _ => Some(decode_block(b)?),
+        },
         host: match flags & HOST {
             0 => None,
             _ => Some(HostSample {
@@ -347,6 +380,47 @@ pub fn decode(b: &[u8]) -> Option<Sample> {
             }),
         },
     })
+}
+
+/// Words of `struct probe` of the program: whether it is that of frees, and two for each argument.
+pub const PROBE_WORDS: usize = 1 + 2 * MAX_ARGUMENTS;
+
+/// `struct probe` of the program.
+pub fn encode_probe(event: &ProbeEvent) -> [u64; PROBE_WORDS] {
+    /// `NO_INDEX` of it.
+    const NO_INDEX: u8 = u8::MAX;
+    let argument = |argument: &ProbeArgument| {
+        let (offset, place, register, (index, shift)) = match argument.place {
+            ArgumentPlace::Constant(value) => (value, 0, 0, (NO_INDEX, 0)),
+            ArgumentPlace::Register(register) => (0, 1, register, (NO_INDEX, 0)),
+            ArgumentPlace::Memory {
+                register,
+                offset,
+                index,
+            } => (offset, 2, register, index.unwrap_or((NO_INDEX, 0))),
+        };
+        let bytes = [
+            place,
+            register,
+            index,
+            shift,
+            argument.size,
+            argument.is_signed.into(),
+            0,
+            0,
+        ];
+        [offset as u64, u64::from_le_bytes(bytes)]
+    };
+    let mut words = [0; PROBE_WORDS];
+    let arguments = match event {
+        ProbeEvent::Allocation(arguments) => &arguments[..],
+        ProbeEvent::Free(address) => std::slice::from_ref(address),
+    };
+    words[0] = matches!(event, ProbeEvent::Free(_)).into();
+    for (place, word) in words[1..].iter_mut().zip(arguments.iter().flat_map(argument)) {
+        *place = word;
+    }
+    words
 }
 
 /// `struct running` of the program.
@@ -492,7 +566,7 @@ type RecordField = (&'static str, usize, usize);
 
 /// Each record as it is read here, with the bytes that there is room for, to be compared with the object's types.
 #[cfg(test)]
-pub(super) fn record_fields() -> [(&'static str, usize, Vec<RecordField>); 6] {
+pub(super) fn record_fields() -> [(&'static str, usize, Vec<RecordField>); 8] {
     let head = vec![
         ("size", 0, 4),
         ("pid", PID, 4),
@@ -574,6 +648,19 @@ pub(super) fn record_fields() -> [(&'static str, usize, Vec<RecordField>); 6] {
         ("to", RANGE_TO, 8),
         ("moved_to", RANGE_MOVED_TO, 8),
     ];
+    let block = vec![
+        ("address", BLOCK_AT, 8),
+        ("size", BLOCK_SIZE, 8),
+        ("bytes", BLOCK_BYTES, 8),
+    ];
+    let freed = vec![
+        ("size", 0, 4),
+        ("pid", PID, 4),
+        ("tid", TID, 4),
+        ("flags", FLAGS, 4),
+        ("time", TIME, 8),
+        ("address", FREED_AT, 8),
+    ];
     [
         ("head", HEAD, head),
         ("code_head", PARTS_AT + PARTS * PART_SIZE, code_head),
@@ -581,6 +668,8 @@ pub(super) fn record_fields() -> [(&'static str, usize, Vec<RecordField>); 6] {
         ("anchor", ANCHOR_SIZE, anchor),
         ("change", CHANGED_DOUBLED + 8, change),
         ("memory_range", RANGE_MOVED_TO + 8, range),
+        ("allocation", BLOCK_BYTES + 8, block),
+        ("freed_block", FREED_AT + 8, freed),
     ]
 }
 

@@ -10,6 +10,7 @@ use aya::maps::{Array, MapData, RingBuf};
 use aya::programs::{PerfEvent, RawTracePoint};
 use rustc_hash::{FxHashMap, FxHashSet};
 
+use super::allocations::PublishedAllocations;
 use super::cpu_time::CpuTimes;
 use super::errors::{bpf_error, not_permitted};
 use super::host_rules::HostRules;
@@ -61,7 +62,11 @@ impl EbpfBackend {
             host_rules: options.host.as_ref().map_or(0, HostFilter::kinds),
         };
         let notes_forks = options.children || options.host.is_some();
-        let (object::LoadedObject { mut bpf, refusal }, hook) = if matches!(options.mode, Mode::Cpu | Mode::Rss) {
+        if options.mode == Mode::Alloc {
+            sizes.slots += off_cpu::MAX_WORKS;
+        }
+        let is_of_time_off_cpu = matches!(options.mode, Mode::OffCpu | Mode::Wall);
+        let (object::LoadedObject { mut bpf, refusal }, hook) = if !is_of_time_off_cpu {
             (object::load_first(variants, sizes, notes_forks)?, None)
         } else {
             sizes.slots += off_cpu::MAX_WORKS;
@@ -139,6 +144,8 @@ impl EbpfBackend {
         let attach = || Rss::attach(&mut bpf, options.interval, options.max_overhead, options.children);
         let rss = (options.mode == Mode::Rss).then(attach);
         let rss = rss.transpose()?;
+        let published = (options.mode == Mode::Alloc).then(|| PublishedAllocations::load(&mut bpf));
+        let published = published.transpose()?;
         let sideband = SidebandRings::open()?;
         Ok(EbpfBackend {
             bpf,
@@ -160,13 +167,14 @@ impl EbpfBackend {
             removed: FxHashSet::default(),
             ended: FxHashMap::default(),
             // Samples of memory stand for no time.
-            times: CpuTimes::new(if options.mode == Mode::Rss {
+            times: CpuTimes::new(if options.mode.is_of_memory() {
                 0
             } else {
                 period(options.rate)
             }),
             off_cpu,
             rss,
+            published,
             locks,
             workers,
             rules,

@@ -36,6 +36,7 @@ pub mod switch_in;
 // Public for fuzz/.
 #[doc(hidden)]
 pub mod abi;
+mod allocations;
 mod cpu_time;
 mod errors;
 mod host_rules;
@@ -57,6 +58,7 @@ mod sideband_rings;
 mod workers;
 
 use abi::DecodedRecord;
+use allocations::PublishedAllocations;
 use cpu_time::CpuTimes;
 use errors::bpf_error;
 use host_rules::HostRules;
@@ -150,6 +152,7 @@ pub struct EbpfBackend {
     times: CpuTimes,
     off_cpu: Option<OffCpu>,
     rss: Option<Rss>,
+    published: Option<PublishedAllocations>,
     locks: InterpreterLockMap,
     workers: Option<workers::WorkerMaps>,
     /// Of a whole host.
@@ -192,7 +195,7 @@ impl EbpfBackend {
     }
 
     fn start_events(&mut self) -> Result<()> {
-        if matches!(self.options.mode, Mode::OffCpu | Mode::Rss) {
+        if self.options.mode == Mode::OffCpu || self.options.mode.is_of_memory() {
             return Ok(());
         }
         self.events.start()
@@ -346,6 +349,7 @@ impl Backend for EbpfBackend {
             Mode::OffCpu => "off-cpu",
             Mode::Wall => "wall-clock",
             Mode::Rss => "rss",
+            Mode::Alloc => "alloc",
         }
     }
 
@@ -359,6 +363,9 @@ impl Backend for EbpfBackend {
         self.account_off_cpu(true)?;
         self.add_process(pid, NO_PYTHON)?;
         self.before_exec = Some(pid);
+        if let Some(published) = &mut self.published {
+            published.start();
+        }
         self.sideband.begin_program(pid, sys::clock::now());
         // Now, not when the record of the exec is read: that may be much later, and samples count from the exec on. The
         // CPU time until then is a fraction of a millisecond.
@@ -395,6 +402,9 @@ impl Backend for EbpfBackend {
             removed(self.spans.remove(&pid))
         }
         .map_err(|e| bpf_error(NOTIFY_FAILED, e))?;
+        if let Some(published) = &mut self.published {
+            published.update(pid, &layout.allocation_probes);
+        }
         self.nested.set(pid, layout);
         self.programs.as_mut().map_or(Ok(()), |programs| programs.set(layout))
     }
@@ -415,6 +425,9 @@ impl Backend for EbpfBackend {
         }
         if let Some(rss) = &mut self.rss {
             rss.remove_process(pid);
+        }
+        if let Some(published) = &mut self.published {
+            published.remove_process(pid);
         }
         let _ = self.running.remove(&pid);
         let _ = self.spans.remove(&pid);
@@ -442,6 +455,9 @@ impl Backend for EbpfBackend {
                 }
             }
             rss.observe(began);
+        }
+        if let Some(published) = &mut self.published {
+            published.start();
         }
         self.start_events()
     }
@@ -495,6 +511,7 @@ impl Backend for EbpfBackend {
                 DecodedRecord::Sample(s) => s.time,
                 DecodedRecord::Code(_, time, _) => *time,
                 DecodedRecord::Range(range) => range.time,
+                DecodedRecord::Free(freed) => freed.time,
             };
             while self.pending.front().is_some_and(|t| t.time <= time) {
                 self.emit_next(out);
@@ -502,6 +519,7 @@ impl Backend for EbpfBackend {
             match record {
                 DecodedRecord::Sample(s) => self.emit_sample(s, out),
                 DecodedRecord::Range(range) => out.push(Event::MemoryRange(range)),
+                DecodedRecord::Free(freed) => out.push(Event::Free(freed)),
                 DecodedRecord::Code(pid, _, copy) => out.push(Event::Code {
                     pid,
                     copy: Box::new(copy),
@@ -544,8 +562,15 @@ impl Backend for EbpfBackend {
         if let Some(rss) = &mut self.rss {
             rss.stop(end);
         }
+        if let Some(published) = &mut self.published {
+            published.stop();
+        }
         self.events.stop();
         self.times.read(true);
+    }
+
+    fn missing_source(&self) -> Option<Error> {
+        self.published.as_ref().and_then(PublishedAllocations::missing_source)
     }
 
     fn open_intervals(&mut self) -> Vec<OpenInterval> {
@@ -580,7 +605,11 @@ impl Backend for EbpfBackend {
         });
         let all = [self.nested.exceeded(), self.locks.exceeded(), sideband];
         let of_memory = self.rss.as_ref().map_or(Vec::new(), Rss::exceeded);
-        all.into_iter().flatten().chain(of_memory).collect()
+        let of_published = self
+            .published
+            .as_ref()
+            .map_or(Vec::new(), PublishedAllocations::exceeded);
+        all.into_iter().flatten().chain(of_memory).chain(of_published).collect()
     }
 
     fn kernel_time(&self) -> u64 {
@@ -589,14 +618,15 @@ impl Backend for EbpfBackend {
 
     fn counts(&self) -> SampleCounts {
         let skipped = missed(&self.program);
+        let lost_blocks = self.published.as_ref().map_or(0, PublishedAllocations::lost_blocks);
         SampleCounts {
-            cpu_time: if self.events.is_clock() && self.rss.is_none() {
+            cpu_time: if self.events.is_clock() && !self.options.mode.is_of_memory() {
                 self.times.total()
             } else {
                 0
             },
             delivered: self.delivered,
-            lost: self.total(COUNT_LOST) + skipped,
+            lost: self.total(COUNT_LOST) + skipped + lost_blocks,
             skipped,
             stopped: None,
         }

@@ -8,6 +8,7 @@ use super::abi;
 use super::object::Variant;
 use crate::bytes::{u16_at, u32_at, u64_at};
 use crate::cpython_layout::*;
+use crate::event::probes::{ArgumentPlace, ProbeArgument, ProbeEvent};
 
 /// Kinds of types, of include/uapi/linux/btf.h, v6.18.
 const INT: u32 = 1;
@@ -145,6 +146,7 @@ fn compare(types: &Types<'_>, name: &str, bytes: &[u8], expected: &[(&str, u64)]
     let (fields, size) = types.structure(name);
     assert_eq!(size, bytes.len(), "{name}");
     let value = |(at, size): &(usize, usize)| match size {
+        1 => bytes.get(*at).copied().map(u64::from),
         2 => u16_at(bytes, *at).map(u64::from),
         4 => u32_at(bytes, *at).map(u64::from),
         _ => u64_at(bytes, *at),
@@ -230,6 +232,36 @@ fn tasks_and_spans_are_written_where_they_are_read() {
             &bytes_of(&abi::encode_spans(Some(&spans), Some(&context))),
             &expected,
         );
+    });
+}
+
+#[test]
+fn probes_are_written_where_they_are_read() {
+    let argument = |place, size, is_signed| ProbeArgument { place, size, is_signed };
+    let memory = ArgumentPlace::Memory {
+        register: 4,
+        offset: -16,
+        index: Some((5, 3)),
+    };
+    let event = ProbeEvent::Allocation([
+        argument(memory, 8, true),
+        argument(ArgumentPlace::Register(9), 4, false),
+        argument(ArgumentPlace::Constant(7), 8, false),
+    ]);
+    let words = abi::encode_probe(&event);
+    let free = abi::encode_probe(&ProbeEvent::Free(argument(ArgumentPlace::Register(9), 8, false)));
+    assert_eq!((words[0], free[0]), (0, 1));
+    each_object(|types| {
+        let (fields, size) = types.structure("probe");
+        assert_eq!((fields["arguments"], size), ((8, 48), 8 * abi::PROBE_WORDS));
+        let check = |at: usize, expected: [u64; 8]| {
+            let names = ["offset", "place", "reg", "index", "shift", "size", "is_signed", "pad"];
+            let expected: Vec<_> = names.into_iter().zip(expected).collect();
+            compare(types, "probe_argument", &bytes_of(&words[at..at + 2]), &expected);
+        };
+        check(1, [-16i64 as u64, 2, 4, 5, 3, 8, 1, 0]);
+        check(3, [0, 1, 9, 255, 0, 4, 0, 0]);
+        check(5, [7, 0, 0, 255, 0, 8, 0, 0]);
     });
 }
 

@@ -3,8 +3,8 @@
 use rustc_hash::FxHashMap;
 
 use super::abi::{
-    CODE_COPY, DecodedRecord, FLAGS, MORE, RANGE, REST, SamplePart, TID, TIME, decode, decode_code, decode_part,
-    decode_range,
+    CODE_COPY, DecodedRecord, FLAGS, FREED, MORE, RANGE, REST, SamplePart, TID, TIME, decode, decode_code,
+    decode_freed, decode_part, decode_range,
 };
 use crate::bytes::{u32_at, u64_at};
 use crate::event::{RunningTask, Sample, SpanRecords, Tid};
@@ -43,6 +43,10 @@ impl StackReassembler {
         }
         if flags & RANGE != 0 {
             out.extend(decode_range(b));
+            return;
+        }
+        if flags & FREED != 0 {
+            out.extend(decode_freed(b));
             return;
         }
         let Some(mut sample) = decode(b) else { return };

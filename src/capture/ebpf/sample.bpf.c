@@ -321,5 +321,6 @@ int sample(struct bpf_perf_event_data *ctx)
 #include "sample/calibrate.h"
 #include "sample/rss_spaces.h"
 #include "sample/rss.h"
+#include "sample/allocations.h"
 
 char LICENSE[] SEC("license") = "Dual MIT/GPL";

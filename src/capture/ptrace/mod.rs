@@ -259,6 +259,7 @@ impl Backend for PtraceBackend {
             Mode::OffCpu => "off-cpu",
             Mode::Wall => "wall-clock",
             Mode::Rss => "rss",
+            Mode::Alloc => "alloc",
         }
     }
 

@@ -228,6 +228,7 @@ impl StoppedReader {
             spans: SpanRecords::default(),
             tasks: Vec::new(),
             memory: None,
+            allocation: None,
             host: None,
         }
     }

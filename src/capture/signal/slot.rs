@@ -139,6 +139,7 @@ impl SlotData {
             polled: None,
             tasks: Vec::new(),
             memory: None,
+            allocation: None,
             host: None,
             suspended: None,
             spans: self.python_walk.spans.clone(),

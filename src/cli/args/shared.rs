@@ -8,6 +8,8 @@ use crate::capture::{self, EventKind, Mode};
 use crate::cli::output::page::Page;
 use crate::error::{Error, ErrorKind};
 use crate::history::name;
+use crate::privileges::credentials::Caps;
+use crate::privileges::phases::PROBING;
 use crate::profile::labels::{LabelFilter, SPAN};
 use crate::profile::measure::{Clock, Measure};
 use crate::profile::values::Unit;
@@ -62,8 +64,9 @@ pub struct Sampling {
     /// hardware counters, else cpu-clock
     #[arg(long, value_name = "EVENT", default_value = "auto", hide_possible_values = true, value_parser = event_kinds())]
     event: EventKind,
-    /// Time to sample: cpu (while threads run), off-cpu (while they wait, or are runnable without a CPU), wall (both); or rss:
-    /// growth of resident memory, and what of it is still there in the end (eBPF only)
+    /// Time to sample: cpu (while threads run), off-cpu (while they wait, or are runnable without a CPU), wall (both); or memory:
+    /// rss (growth of resident memory, and what of it is still there in the end), alloc (allocations that the process samples
+    /// itself and publishes); both eBPF only
     #[arg(long, value_name = "MODE", default_value = "cpu", hide_possible_values = true, value_parser = modes())]
     pub mode: Mode,
     /// With --mode off-cpu or wall: leave out blocked intervals shorter than this, such as 10ms or 2s
@@ -200,6 +203,7 @@ impl Sampling {
         match (self.mode, self.event) {
             (Mode::OffCpu | Mode::Wall, _) => Measure::time(rate),
             (Mode::Rss, _) => Measure::Bytes(self.interval()),
+            (Mode::Alloc, _) => Measure::Event,
             (Mode::Cpu, EventKind::PageFaults | EventKind::ContextSwitches) => Measure::Event,
             (Mode::Cpu, EventKind::Auto | EventKind::CpuClock | EventKind::Cycles) => Measure::period(Clock::Cpu, rate),
         }
@@ -215,10 +219,19 @@ impl Sampling {
         self.max_overhead.unwrap_or(DEFAULT_OVERHEAD)
     }
 
+    /// Capabilities that sampling needs besides the usual ones.
+    pub fn needs(&self) -> Caps {
+        match self.mode {
+            Mode::Alloc => Caps::of(PROBING),
+            _ => Caps::NONE,
+        }
+    }
+
     /// How often samples are taken, for messages; `rate` in samples per second.
     pub fn frequency(&self, rate: u64) -> String {
         match self.mode {
             Mode::Rss => format!("every {}", Unit::Bytes.show(self.interval())),
+            Mode::Alloc => "where it samples its allocations".into(),
             _ => format!("at {rate} Hz"),
         }
     }
@@ -226,7 +239,7 @@ impl Sampling {
     /// # Errors
     /// `Usage` for options that need time which is not sampled.
     pub fn check(&self) -> Result<(), Error> {
-        if self.mode == Mode::Rss {
+        if self.mode.is_of_memory() {
             return self.check_memory();
         }
         if self.interval.is_some() {
@@ -274,13 +287,30 @@ impl Sampling {
             ("--gil", self.gil),
             ("--backend ptrace", self.backend == BackendChoice::Ptrace),
         ];
-        match options.iter().find(|(_, is_given)| *is_given) {
-            None => Ok(()),
-            Some((option, _)) => Err(
-                Error::new(ErrorKind::Usage, format!("{option} cannot be used with --mode rss"))
-                    .why("samples of resident memory are taken where memory grows, by eBPF only, and have no time")
-                    .hint(format!("omit {option}, or --mode")),
+        let of_interval = [
+            ("--interval", self.interval.is_some()),
+            ("--max-overhead", self.max_overhead.is_some()),
+        ];
+        let (mode, why, of_mode) = match self.mode {
+            Mode::Alloc => (
+                "alloc",
+                "the process decides which of its allocations it samples; they are read by eBPF only, and have no time",
+                &of_interval[..],
             ),
+            _ => (
+                "rss",
+                "samples of resident memory are taken where memory grows, by eBPF only, and have no time",
+                &[][..],
+            ),
+        };
+        match options.iter().chain(of_mode).find(|(_, is_given)| *is_given) {
+            None => Ok(()),
+            Some((option, _)) => Err(Error::new(
+                ErrorKind::Usage,
+                format!("{option} cannot be used with --mode {mode}"),
+            )
+            .why(why)
+            .hint(format!("omit {option}, or --mode"))),
         }
     }
 

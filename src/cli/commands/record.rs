@@ -62,10 +62,10 @@ pub fn record(target: LiveTarget, options: &RecordArgs) -> Result<u8> {
         }
     }
     options.sampling.check()?;
-    if options.sampling.mode == capture::Mode::Rss && options.save_tape.is_some() {
+    if options.sampling.mode.is_of_memory() && options.save_tape.is_some() {
         return Err(
-            Error::new(ErrorKind::Usage, "--save-tape cannot be used with --mode rss")
-                .why("a tape does not have what is resident in the end")
+            Error::new(ErrorKind::Usage, "--save-tape cannot be used with --mode rss or alloc")
+                .why("a tape does not have what of the memory is still there in the end")
                 .hint("omit --save-tape, or --mode"),
         );
     }
@@ -74,12 +74,14 @@ pub fn record(target: LiveTarget, options: &RecordArgs) -> Result<u8> {
             .why("it is about resident memory, which other modes do not sample")
             .hint("--mode rss --at peak, or omit --at"));
     }
-    if options.shown.frames.idle && matches!(options.sampling.mode, capture::Mode::Cpu | capture::Mode::Rss) {
+    if options.shown.frames.idle
+        && (options.sampling.mode == capture::Mode::Cpu || options.sampling.mode.is_of_memory())
+    {
         return Err(Error::new(ErrorKind::Usage, "--idle needs off-CPU time")
             .why("by default only CPU time is sampled, and idle threads use none")
             .hint("--mode wall --idle, or omit --idle"));
     }
-    let invoker = Invoker::switch_to(options.as_root, Caps::NONE, options.names.debuginfod)?;
+    let invoker = Invoker::switch_to(options.as_root, options.sampling.needs(), options.names.debuginfod)?;
     let prepared = PreparedTarget::new(target, &invoker, options.subprocesses)?;
     let pid = prepared.pid;
     let (output, tape) = output_files(options, pid).map_err(|e| explain_user(e, invoker.user.as_ref()))?;
@@ -109,6 +111,9 @@ pub fn record(target: LiveTarget, options: &RecordArgs) -> Result<u8> {
     if let Err(e) = live.start() {
         return finish(live.launched, false, Err(e));
     }
+    if is_attached && let Some(e) = live.recording.missing_source() {
+        return finish(live.launched, false, Err(e));
+    }
     print_line(&format!(
         "nativeprof: sampling {} {} ({})",
         discover::pid_label(pid),
@@ -120,6 +125,9 @@ pub fn record(target: LiveTarget, options: &RecordArgs) -> Result<u8> {
         return Err(Error::new(ErrorKind::Io, "the recording was given up")
             .why("the program that started it has closed its input")
             .hint("run it without --with-parent"));
+    }
+    if let Some(e) = live.recording.missing_source() {
+        return finish(live.launched, ended, Err(e));
     }
     let children = if options.subprocesses {
         Duration::ZERO

@@ -7,6 +7,7 @@
 #define EVENT_REGS REGS
 #define SP 19
 #define SYSTEM_CALL_OF(regs) ((__s64)(regs)[15])
+#define PROBE_PC(r) ((r)->rip)
 #define CALL_NUMBER(r) ((r)->orig_rax)
 #define CALL_FIRST(r) ((r)->rdi)
 #define CALL_SECOND(r) ((r)->rsi)
@@ -43,6 +44,7 @@
 #define EVENT_REGS 34             // those of them that a perf event has (struct user_pt_regs)
 #define SP 31
 #define SYSTEM_CALL_OF(regs) ((__s32)(regs)[35])
+#define PROBE_PC(r) (((struct user_pt_regs *)(r))->pc)
 #define CALL_NUMBER(r) (((struct user_pt_regs *)(r))->regs[8])
 #define CALL_FIRST(r) (((struct user_pt_regs *)(r))->regs[0])
 #define CALL_SECOND(r) (((struct user_pt_regs *)(r))->regs[1])

@@ -76,7 +76,9 @@ enum { REGS_OK = 1, IN_KERNEL = 2, MORE = 4, REST = 8, CODE_COPY = 16, OFF_CPU =
        HOST = 8192,     // of a whole host: `cgroup` and `comm` are set
        NEW = 16384,     // of a process that is not in PROCS: `inode`, `device` and `runtime` are set
        RSS = 32768,     // of a change of resident memory: `struct change` is in place of `holders`
-       RANGE = 65536 }; // `struct memory_range`, which is no sample
+       RANGE = 65536,   // `struct memory_range`, which is no sample
+       ALLOCATION = 131072, // of a block that the process has sampled: `struct allocation` is in place of `holders`
+       FREED = 262144 }; // `struct freed_block`, which is no sample
 enum { PART_CODE, PART_NAME, PART_QUALNAME, PART_FILENAME, PART_LINES, PARTS };
 enum { FRAME_POINTER = 1, NAME_OF_COROUTINE = 2 }; // flags of `struct running`
 enum { COUNT_LOST, COUNT_SAMPLES, COUNT_TIME, COUNTERS }; // time in ns, of all samples together
@@ -210,6 +212,18 @@ struct memory_range {
 	                          // ~2: its pages of files
 };
 
+// A block that the process has sampled.
+struct allocation {
+	__u64 address, size;
+	__u64 bytes;              // that it stands for
+};
+
+// The end of one.
+struct freed_block {
+	__u32 size, pid, tid, flags;
+	__u64 time, address;
+};
+
 // As abi.rs has them.
 _Static_assert(sizeof(struct code_head) == 120, "code_head");
 _Static_assert(sizeof(struct layout) == 128, "layout");
@@ -227,6 +241,8 @@ struct area {
 		struct anchor anchor;
 		struct change change;
 		struct memory_range memory_range;
+		struct allocation allocation;
+		struct freed_block freed_block;
 	};
 };
 

@@ -113,13 +113,19 @@ fn write_checked(profile: &[u8], command: String, output: &Output, options: &Rec
 /// Where requests to the process are written.
 fn requests(pid: Pid, live: &ProcessMemory) -> Result<ScriptRequests> {
     let (inspection, _) = Inspection::open(pid, false)?;
+    // It may be sampled by another tool.
+    let mode = if inspection.publishes_allocations() {
+        "alloc"
+    } else {
+        "rss"
+    };
     let refused = |why: String| {
         Err(Error::new(
             ErrorKind::Unsupported,
             format!("the allocations of process {pid} cannot be recorded from its inside"),
         )
         .why(why)
-        .hint(from_outside(&format!("attach {pid} --mode rss"))))
+        .hint(from_outside(&format!("attach {pid} --mode {mode}"))))
     };
     let name = inspection.python_text().unwrap_or("Python").to_string();
     let Some((runtime, interpreter)) = inspection.python() else {

@@ -92,7 +92,7 @@ pub fn doctor(options: &Doctor) -> Result<bool> {
     let caller = if options.host {
         None
     } else {
-        phases::switch_to_invoking_user()?
+        phases::switch_to_invoking_user_with(Caps::of(phases::PROBING))?
     };
     let directory = options
         .host
@@ -120,6 +120,13 @@ pub fn doctor(options: &Doctor) -> Result<bool> {
         machine.push(match trials.rss {
             Ok(()) => Finding::ok("resident memory", "changes are found at kmem:rss_stat (--mode rss)"),
             Err(e) => Finding::limited("resident memory", format!("not available: {}", e.why)),
+        });
+        machine.push(match trials.alloc {
+            Ok(()) => Finding::ok(
+                "published allocations",
+                "are read at uprobes, from programs that have such probes (--mode alloc)",
+            ),
+            Err(e) => Finding::limited("published allocations", format!("not available: {}", e.why)),
         });
     }
     machine.insert(0, describe_system(&facts, caller.as_ref()));

@@ -20,6 +20,8 @@ pub(super) struct EbpfTrials {
     pub off_cpu: Result<String>,
     /// Whether changes of resident memory can be sampled.
     pub rss: Result<()>,
+    /// Whether allocations can be read that processes publish.
+    pub alloc: Result<()>,
 }
 
 impl EbpfTrials {
@@ -43,6 +45,7 @@ impl EbpfTrials {
             cpu: cpu.map_or_else(|| open(Mode::Cpu, None).map(|backend| EbpfTrial::of(&backend)), Ok),
             off_cpu,
             rss: open(Mode::Rss, None).map(drop),
+            alloc: open(Mode::Alloc, None).map(drop),
         }
     }
 }

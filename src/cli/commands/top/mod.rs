@@ -65,6 +65,11 @@ pub fn top(options: &Top) -> Result<()> {
     }
     check_rate(options.rate)?;
     options.sampling.check()?;
+    if options.sampling.mode == Mode::Alloc {
+        return Err(Error::new(ErrorKind::Usage, "`top` has no --mode alloc")
+            .why("which blocks are live is known at the end of a recording")
+            .hint("nativeprof attach PID --mode alloc -d 30, or nativeprof top PID --mode rss"));
+    }
     let invoker = Invoker::switch_to(false, Caps::NONE, options.names.debuginfod)?;
     let target = match attached {
         Some(pid) => LiveTarget::Pid(pid),
@@ -84,7 +89,7 @@ pub fn top(options: &Top) -> Result<()> {
     live.start()?;
     let windows = match options.sampling.mode {
         Mode::Rss => MEMORY_WINDOWS,
-        Mode::Cpu | Mode::OffCpu | Mode::Wall => Windows::default(),
+        Mode::Cpu | Mode::OffCpu | Mode::Wall | Mode::Alloc => Windows::default(),
     };
     let mut feed = TopFeed {
         live,
