@@ -239,6 +239,73 @@ fn a_running_process_is_recorded_and_left_as_it_was() {
     target.finish();
 }
 
+/// The blocks that the package samples, read from outside at the same time.
+#[test]
+fn recordings_inside_are_published() {
+    let _live = live();
+    for (_, python) in [newest(false), newest(true)] {
+        let scratch = Scratch::new();
+        let (inside, outside) = (scratch.path("inside.json"), scratch.path("outside.json"));
+        let mut command = Command::new(python);
+        command.args([
+            "-B",
+            "-m",
+            "nativeprof",
+            "--alloc",
+            "-q",
+            "--max-overhead",
+            "100%",
+            "-o",
+        ]);
+        command.arg(&inside).arg(script());
+        let mut target = Program::start(command);
+        let mut ours = nativeprof(&["attach", &target.pid().to_string(), "--mode", "alloc", "-o"]);
+        ours.arg(&outside);
+        let mut running = Running::start(ours);
+        for line in ["keep 2000", "drop 5000"] {
+            ask(&mut target, line);
+        }
+        running.signal("INT");
+        let done = running.finish();
+        assert!(done.status.success(), "{}", stderr(&done));
+        target.finish();
+        let (inside, outside) = (read(&inside), read(&outside));
+        assert_eq!(outside.meta.quality.lost, 0, "{}", stderr(&done));
+        for (value, function) in [
+            ("alloc_bytes", "keep_blocks"),
+            ("live_bytes", "keep_blocks"),
+            ("alloc_bytes", "drop_blocks"),
+            ("allocs", "drop_blocks"),
+        ] {
+            let (own, seen) = (amount(&inside, value, function), amount(&outside, value, function));
+            // A stack that is incomplete on one side has no such function.
+            let share = seen as f64 / own as f64;
+            assert!(
+                (0.95..1.05).contains(&share),
+                "{value} of {function}: {seen}, not {own}"
+            );
+        }
+        assert!(outside.find_value("mapped_bytes").is_none());
+    }
+}
+
+/// A process that cannot be recorded from its inside, and publishes.
+#[test]
+fn processes_that_publish_are_read_from_outside() {
+    let _live = live();
+    let (_, python) = newest(false);
+    let scratch = Scratch::new();
+    let mut command = Command::new(python);
+    command.args(["-B", "-m", "nativeprof", "--alloc", "-q", "-o"]);
+    command.arg(scratch.path("inside.json")).arg(script());
+    let mut target = Program::start(command);
+    let mut ours = nativeprof(&["attach", &target.pid().to_string(), "--alloc", "-o"]);
+    let done = ours.arg(scratch.path("out.json")).output().expect("nativeprof starts");
+    let said = stderr(&done);
+    assert!(!done.status.success() && said.contains("--mode alloc"), "{said}");
+    target.finish();
+}
+
 #[test]
 fn the_end_of_a_recording_comes_in_many_ways() {
     let _live = live();

@@ -69,6 +69,7 @@ const UNSAFE_HOOKS: &[&str] = &[
     "lib.rs",
     "mappings.rs",
     "native.rs",
+    "probes.rs",
     "pymem.rs",
     "sampling.rs",
     "thread.rs",

@@ -6,6 +6,7 @@
 //! | Python's allocator domains raw, mem and obj | `PyMem_SetAllocator` | `pymem.rs` |
 //! | `mmap`, `munmap` and `mremap` of anonymous memory, sampled only | as the C library's allocator | `mappings.rs` |
 //! | samples of these, by bytes, with the ends of sampled blocks | a countdown in each thread | `sampling.rs` |
+//! | these blocks, published to observers outside of the process | probes (USDT) | `probes.rs` |
 //! | `epoll_wait`, `poll`, `select` and their variants | as the C library's allocator | `wait.rs` |
 //!
 //! A [`Handler`] says what is to be done at a call, a [`HookSet`] which calls it wants. The first [`install`] puts the hooks
@@ -63,6 +64,7 @@ mod elf;
 mod got;
 mod mappings;
 mod native;
+mod probes;
 mod pymem;
 mod sampling;
 mod thread;
@@ -75,6 +77,7 @@ use std::sync::atomic::{AtomicI64, AtomicPtr, AtomicU32, AtomicU64, Ordering, co
 use std::time::{Duration, Instant};
 
 pub use got::{Slot, slots};
+pub use probes::PROBE_PROVIDER;
 pub use sampling::{BlockSampler, DEFAULT_MEAN, SampledBlock, Sampling, sample, set_mean};
 pub use thread::Cache;
 

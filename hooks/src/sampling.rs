@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicPtr, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering, compiler_fence};
 use std::time::SystemTime;
 
-use crate::{FORKS, INSIDE, Pointer, Refusal, SHARDS, got, mappings, pymem, thread, while_busy};
+use crate::{FORKS, INSIDE, Pointer, Refusal, SHARDS, got, mappings, probes, pymem, thread, while_busy};
 
 /// A block that was sampled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -213,7 +213,11 @@ pub fn moves(old: Pointer, size: usize, is_due: bool, call: impl FnOnce() -> Poi
 /// Calls a function that gives a block in the place of another one, and reports the end of the old one.
 pub fn moves_suspect(old: Pointer, size: usize, call: impl FnOnce() -> Pointer) -> Pointer {
     // Before the call: another thread may be given the address before it returns.
-    let known = take(old, InPlace::known);
+    let known = take(old, |current, number| {
+        // (If the call fails, observers miss a block that is still live.)
+        probes::freed(old);
+        current.known(number)
+    });
     let block = call();
     if let Some(known) = known {
         with_sampler_of(known, |current| {
@@ -245,7 +249,10 @@ pub fn is_suspect(block: Pointer) -> bool {
 
 /// A block is about to be freed.
 pub fn ends(block: Pointer) {
-    take(block, |current, number| current.sampler.on_end(number));
+    take(block, |current, number| {
+        probes::freed(block);
+        current.sampler.on_end(number);
+    });
 }
 
 /// The largest block that is counted as Python's.
@@ -351,6 +358,7 @@ fn report(block: Pointer, sampled: SampledBlock) {
     with_sampler(|current| {
         if let Some(number) = current.number_of(sampled) {
             current.keep(block, number);
+            probes::allocated(block, sampled);
         }
     });
 }

@@ -4,12 +4,25 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use nativeprof::capture::signal::SamplingClock;
 use nativeprof::error::Error;
+use nativeprof::event::probes::ALLOCATION_PROVIDER;
 use nativeprof::in_process::allocations::{AllocationLog, AllocationOptions};
 use nativeprof::in_process::{ProfilerConfig, Recorder};
 use nativeprof_hooks::{self as hooks, BlockSampler, SampledBlock, Sampling};
 use pyo3::prelude::*;
 
 use crate::profiler::{Profile, exception, stopped};
+
+// What the hooks publish is what recordings from outside read.
+const _: () = assert!(is_same(hooks::PROBE_PROVIDER, ALLOCATION_PROVIDER));
+
+const fn is_same(a: &str, b: &str) -> bool {
+    let (a, b) = (a.as_bytes(), b.as_bytes());
+    let mut at = 0;
+    while at < a.len() && at < b.len() && a[at] == b[at] {
+        at += 1;
+    }
+    at == a.len() && at == b.len()
+}
 
 /// What the hooks call.
 struct Sampler(Arc<AllocationLog>);
