@@ -28,7 +28,7 @@ fn bash_completes_words() {
         ("nativeprof report --call", "--callees --callers"),
         ("nativeprof report x.json --by m", "module"),
         ("nativeprof record --backend e", "ebpf"),
-        ("nativeprof record --mode ", "cpu off-cpu rss wall"),
+        ("nativeprof record --mode ", "alloc cpu off-cpu rss wall"),
         ("nativeprof attach --event c", "context-switches cpu-clock cycles"),
         ("nativeprof record -f s", "speedscope svg"),
         ("nativeprof export x.json --format coll", "collapsed"),

@@ -9,7 +9,7 @@ use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use common::{Program, Scratch, live, nativeprof};
+use common::{Program, Scratch, live, nativeprof, programs};
 
 mod common;
 
@@ -96,6 +96,13 @@ fn make_inputs(scratch: &Scratch) {
     for side in ["before", "after"] {
         fs::create_dir(scratch.path(side)).expect("a directory");
     }
+    let publisher = programs::published(&["observed"], false);
+    let text = format!(
+        "#!/bin/sh\nexec {} observed\n",
+        publisher.get_program().to_string_lossy()
+    );
+    fs::write(scratch.path("server"), text).expect("a file");
+    fs::set_permissions(scratch.path("server"), fs::Permissions::from_mode(0o755)).expect("a mode");
     fs::write(scratch.path("calls.py"), "sorted(range(9), key=str)").expect("a file");
     for name in ["before", "after", "before-1", "before-2", "after-1", "after-2"] {
         let mut trace = Command::new("python3");
@@ -169,10 +176,12 @@ fn every_command_runs() {
     let mut program = Command::new("python3");
     program.arg(&server);
     let target = Program::start(program);
+    let publisher = Program::start(programs::published(&[], false));
     let path = std::env::var("PATH").expect("a PATH");
     let (mut ran, mut failed) = (0, Vec::new());
     for (document, line) in commands() {
-        let code = for_test(&line, target.pid());
+        let is_published = line.contains("--mode alloc");
+        let code = for_test(&line, if is_published { publisher.pid() } else { target.pid() });
         if !["nativeprof ", "python3 -m cProfile"]
             .iter()
             .any(|word| code.contains(word))
