@@ -10,6 +10,9 @@ pub const ALLOCATION_PROVIDER: &str = "otel_memory";
 /// Arguments of a probe that are used, at most.
 pub const MAX_ARGUMENTS: usize = 3;
 
+/// Probes of one process that are attached to, at most.
+pub const MAX_PROBES: usize = 256;
+
 /// Where a probe has an argument.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ProbeArgument {

@@ -10,7 +10,7 @@ use object::{Object, ObjectSection};
 
 use super::modules::Module;
 use crate::bytes::{u32_at, u64_at};
-use crate::event::probes::{ALLOCATION_PROVIDER, ArgumentPlace, MAX_ARGUMENTS, ProbeArgument, ProbeEvent};
+use crate::event::probes::{ALLOCATION_PROVIDER, ArgumentPlace, MAX_ARGUMENTS, MAX_PROBES, ProbeArgument, ProbeEvent};
 
 const SECTION: &str = ".note.stapsdt";
 const BASE: &str = ".stapsdt.base";
@@ -19,8 +19,6 @@ const KIND: u32 = 3;
 /// Largest section that is read, bytes, and largest number of notes in it.
 const MAX_BYTES: usize = 1 << 20;
 const MAX_NOTES: usize = 1 << 14;
-/// Probes for allocations that are used of one file.
-const MAX_PROBES: usize = 64;
 /// Longest text of one argument, bytes.
 const MAX_TEXT: usize = 64;
 
@@ -257,31 +255,34 @@ fn number_in(text: &str) -> Option<i64> {
     Some(if is_negative { number.wrapping_neg() } else { number })
 }
 
-/// What the probe of a note publishes; `None`: it is none for allocations, or its arguments have forms that are not known.
+/// Whether a note is that of a probe for allocations that is used.
+fn is_of_allocations(note: &ProbeNote<'_>) -> bool {
+    note.provider == ALLOCATION_PROVIDER.as_bytes() && [&b"alloc"[..], b"free"].contains(&note.name)
+}
+
+/// What a probe for allocations publishes; `None`: its arguments have forms that are not known.
 fn event(note: &ProbeNote<'_>, assembler: Assembler) -> Option<ProbeEvent> {
-    if note.provider != ALLOCATION_PROVIDER.as_bytes() {
-        return None;
-    }
     let arguments = arguments(note.arguments, assembler)?;
     match note.name {
         b"alloc" => Some(ProbeEvent::Allocation(arguments.try_into().ok()?)),
-        b"free" => arguments.first().copied().map(ProbeEvent::Free),
-        _ => None,
+        _ => arguments.first().copied().map(ProbeEvent::Free),
     }
 }
 
-/// The probes for allocations in a file.
-pub fn of_allocations(module: &Module) -> Vec<FileProbe> {
+/// The probes for allocations in a file, and how many there are besides whose arguments have forms that are not known.
+pub fn of_allocations(module: &Module) -> (Vec<FileProbe>, usize) {
     let Some(section) = module.section_untracked(SECTION) else {
-        return Vec::new();
+        return (Vec::new(), 0);
     };
-    let found = notes(&section.bytes);
+    let mut found = notes(&section.bytes);
+    found.retain(is_of_allocations);
     let events = found
         .iter()
         .filter_map(|note| Some((note, event(note, Assembler::OURS)?)));
-    let events: Vec<_> = events.take(MAX_PROBES).collect();
+    let events: Vec<_> = events.collect();
+    let unknown = found.len() - events.len();
     if events.is_empty() {
-        return Vec::new();
+        return (Vec::new(), unknown);
     }
     let places = module.elf(|e| {
         let endian = e.endian();
@@ -311,7 +312,11 @@ pub fn of_allocations(module: &Module) -> Vec<FileProbe> {
             },
         })
     };
-    events.into_iter().filter_map(probe).collect()
+    // (One more than are used: then it is known that there are too many.)
+    (
+        events.into_iter().filter_map(probe).take(1 + MAX_PROBES).collect(),
+        unknown,
+    )
 }
 
 #[cfg(test)]
@@ -481,8 +486,8 @@ mod tests {
                 name: name.as_bytes(),
                 arguments: arguments.as_bytes(),
             };
-            let found = event(&note, Assembler::X86_64);
-            assert_eq!(found.is_some(), is_known, "{provider} {name} {arguments}");
+            let found = is_of_allocations(&note) && event(&note, Assembler::X86_64).is_some();
+            assert_eq!(found, is_known, "{provider} {name} {arguments}");
         };
         check(ALLOCATION_PROVIDER, "alloc", "8@%rdi 8@%rsi 8@%rdx", true);
         check(ALLOCATION_PROVIDER, "alloc", "8@%rdi 8@%rsi", false);

@@ -1,6 +1,6 @@
 //! Files of all processes and what has been read of them: unwind rules, code objects, interpreters, and what names them later.
 
-use std::cell::OnceCell;
+use std::cell::{Cell, OnceCell};
 use std::path::PathBuf;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -41,6 +41,8 @@ pub struct Files {
     /// Files that naming reads.
     pub(super) open: OpenFiles,
     usage: FileUsage,
+    /// Probes for allocations whose arguments have forms that are not known.
+    pub(super) unknown_probes: Cell<usize>,
 }
 
 /// Which files are still of use, as of the last searches for those that are not.
@@ -77,6 +79,7 @@ impl Files {
             jit: JitShared::new(is_of_host),
             open: OpenFiles::default(),
             usage: FileUsage::default(),
+            unknown_probes: Cell::new(0),
         }
     }
 
@@ -165,7 +168,11 @@ impl Files {
 
     /// Where the code of a file publishes allocations.
     pub(super) fn allocation_probes(&self, id: ModuleId) -> &[FileProbe] {
-        let search = || probes::of_allocations(self.modules.get(id));
+        let search = || {
+            let (found, unknown) = probes::of_allocations(self.modules.get(id));
+            self.unknown_probes.set(self.unknown_probes.get() + unknown);
+            found
+        };
         self.info.get(&id).map_or(&[], |info| info.probes.get_or_init(search))
     }
 

@@ -12,7 +12,7 @@ use super::thread_ids::ThreadIds;
 use super::thread_names::ThreadNameSchedule;
 use crate::cpython::{self, Runtime, gil, thread_states};
 use crate::cpython_layout::{Interpreter, InterpreterLocks, ThreadDescriptor};
-use crate::event::probes::{AllocationProbe, ProbedFile};
+use crate::event::probes::{AllocationProbe, MAX_PROBES, ProbedFile};
 use crate::event::{Pid, Tid};
 use crate::frame::ModuleId;
 use crate::limits::MAX_NESTED;
@@ -322,7 +322,8 @@ impl Process {
             };
             for probe in files.allocation_probes(id) {
                 let avma = probe.svma.wrapping_add(bias);
-                if (code.start..code.end).contains(&avma) {
+                // (One more than are used: then it is known that there are too many.)
+                if (code.start..code.end).contains(&avma) && found.len() <= MAX_PROBES {
                     found.push(AllocationProbe {
                         event: probe.event,
                         avma,

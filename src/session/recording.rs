@@ -282,6 +282,12 @@ impl Recording {
         let mut exceeded_limits = self.backend.exceeded_limits();
         exceeded_limits.extend(self.session.activities.resident.exceeded());
         exceeded_limits.extend(self.session.activities.allocations.exceeded());
+        let unknown = self.session.files.unknown_probes.get();
+        exceeded_limits.extend((unknown > 0).then(|| {
+            format!(
+                "{unknown} probes for allocations have arguments in forms that are not known: their blocks are missing"
+            )
+        }));
         FinishedRecording {
             session: self.session,
             began: self.start.time,

@@ -15,7 +15,7 @@ use super::errors::bpf_error;
 use super::object;
 use crate::error::{Error, ErrorKind, Result};
 use crate::event::Pid;
-use crate::event::probes::{ALLOCATION_PROVIDER, AllocationProbe, ProbeEvent, ProbedFile};
+use crate::event::probes::{ALLOCATION_PROVIDER, AllocationProbe, MAX_PROBES, ProbeEvent, ProbedFile};
 use crate::privileges::credentials;
 use crate::privileges::credentials::Caps;
 use crate::privileges::phases::PROBING;
@@ -25,8 +25,6 @@ use crate::sys::perf::Uprobes;
 const LOAD: &str = "cannot load the BPF program for published allocations";
 const ATTACH: &str = "cannot attach to a probe";
 const PROGRAM: &str = "published";
-/// Probes of one process.
-const MAX_PROBES: usize = 256;
 /// Entries of `LOST_ALLOCATIONS`.
 const LOST_BLOCKS: u32 = 0;
 const LOST_FREES: u32 = 1;
@@ -53,6 +51,8 @@ pub struct PublishedAllocations {
     is_running: bool,
     /// Any was attached to.
     is_any: bool,
+    /// A process has more than are attached to.
+    are_too_many: bool,
     refused: u64,
     refusal: Option<Error>,
 }
@@ -92,6 +92,7 @@ impl PublishedAllocations {
             attached: FxHashMap::default(),
             is_running: false,
             is_any: false,
+            are_too_many: false,
             refused: 0,
             refusal: None,
         })
@@ -99,6 +100,7 @@ impl PublishedAllocations {
 
     /// Attaches to the probes of a process that are new, and detaches from those that are not there any more.
     pub fn update(&mut self, pid: Pid, found: &[AllocationProbe]) {
+        self.are_too_many |= found.len() > MAX_PROBES;
         let mut wanted: Vec<AllocationProbe> = found.iter().take(MAX_PROBES).cloned().collect();
         // Frees first: of a block whose allocation is seen, the end is seen too.
         wanted.sort_by_key(|probe| matches!(probe.event, ProbeEvent::Allocation(_)));
@@ -234,7 +236,10 @@ impl PublishedAllocations {
                 e.what, e.why
             )
         });
-        frees.into_iter().chain(refused).collect()
+        let others = self.are_too_many.then(|| {
+            format!("a process has more than {MAX_PROBES} probes for allocations: what it publishes at the others is missing")
+        });
+        frees.into_iter().chain(refused).chain(others).collect()
     }
 }
 
