@@ -25,6 +25,8 @@ use crate::sys::perf::Uprobes;
 const LOAD: &str = "cannot load the BPF program for published allocations";
 const ATTACH: &str = "cannot attach to a probe";
 const PROGRAM: &str = "published";
+/// Events of ended processes that are kept open.
+const MAX_ENDED: usize = 1024;
 /// Entries of `LOST_ALLOCATIONS`.
 const LOST_BLOCKS: u32 = 0;
 const LOST_FREES: u32 = 1;
@@ -47,6 +49,8 @@ pub struct PublishedAllocations {
     probes: BpfHash<MapData, ProbeKey, [u64; PROBE_WORDS]>,
     lost: PerCpuArray<MapData, u64>,
     attached: FxHashMap<Pid, Attached>,
+    /// Events of processes that have ended. Closing one takes long, and these have no effect any more.
+    ended: Vec<OwnedFd>,
     /// Whether what is published is taken.
     is_running: bool,
     /// Any was attached to.
@@ -90,6 +94,7 @@ impl PublishedAllocations {
                 .try_into()
                 .map_err(map_error)?,
             attached: FxHashMap::default(),
+            ended: Vec::new(),
             is_running: false,
             is_any: false,
             are_too_many: false,
@@ -191,6 +196,11 @@ impl PublishedAllocations {
     pub fn remove_process(&mut self, pid: Pid) {
         if let Some(attached) = self.attached.remove(&pid) {
             self.forget(pid, &attached.probes);
+            if self.ended.len() >= MAX_ENDED {
+                self.ended.clear();
+            }
+            self.ended
+                .extend(attached.events.into_iter().filter_map(|(.., event)| event));
         }
     }
 
