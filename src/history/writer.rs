@@ -13,7 +13,7 @@ use flate2::write::GzEncoder;
 use super::name::SegmentName;
 use super::{Directory, Entry, LOCK, METRICS, UNFINISHED_METRICS, temporary};
 use crate::error::{Error, ErrorKind, Result};
-use crate::sys::files;
+use crate::sys::files::FileLock;
 
 /// What a directory keeps.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -52,8 +52,7 @@ pub struct Writer {
     next: u64,
     /// The directory, to be synced.
     directory: File,
-    /// Holds the lock while it is open.
-    _lock: File,
+    _lock: FileLock,
 }
 
 impl Writer {
@@ -81,11 +80,11 @@ impl Writer {
             .mode(0o600)
             .custom_flags(flags);
         let lock = lock.open(path.join(LOCK)).map_err(failed)?;
-        if !files::lock(&lock).map_err(failed)? {
+        let Some(lock) = FileLock::take(lock).map_err(failed)? else {
             return Err(Error::new(ErrorKind::Usage, format!("{shown} is in use"))
                 .why("another process writes its history there")
                 .hint("end that one, or choose another directory with --dir DIR"));
-        }
+        };
         let directory = Directory::open(path)?;
         for left in &directory.temporary {
             fs::remove_file(left).map_err(failed)?;

@@ -9,6 +9,7 @@ use sha2::{Digest, Sha256};
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::sys;
+use crate::sys::files::FileLock;
 
 /// The first line of the file.
 const HEADER: &str = "nativeprof push 1";
@@ -30,8 +31,7 @@ pub struct Cursor {
     path: PathBuf,
     url: String,
     position: Option<Position>,
-    /// Holds the lock.
-    _file: File,
+    _lock: FileLock,
 }
 
 impl Cursor {
@@ -48,7 +48,7 @@ impl Cursor {
                 .hint("run it as a user who may write to the history: what was accepted is remembered there")
         };
         loop {
-            let mut file = File::options()
+            let file = File::options()
                 .read(true)
                 .write(true)
                 .create(true)
@@ -57,25 +57,22 @@ impl Cursor {
                 .custom_flags(libc::O_NOFOLLOW)
                 .open(&path)
                 .map_err(failed)?;
-            if !sys::files::lock(&file).map_err(failed)? {
+            let Some(lock) = FileLock::take(file).map_err(failed)? else {
                 return Err(Error::new(
                     ErrorKind::Usage,
                     format!("another process sends {} to {url}", directory.display()),
                 )
                 .why(format!("it has locked {}", path.display()))
                 .hint("end that process first: `pgrep -af 'nativeprof push'`"));
-            }
+            };
             // Another process may have replaced the file before we locked it.
             let is_current =
-                fs::metadata(&path).is_ok_and(|now| file.metadata().is_ok_and(|own| now.ino() == own.ino()));
+                fs::metadata(&path).is_ok_and(|now| lock.file().metadata().is_ok_and(|own| now.ino() == own.ino()));
             if !is_current {
                 continue;
             }
             let mut text = Vec::new();
-            Read::by_ref(&mut file)
-                .take(MAX_FILE)
-                .read_to_end(&mut text)
-                .map_err(failed)?;
+            lock.file().take(MAX_FILE).read_to_end(&mut text).map_err(failed)?;
             let position = parse(&String::from_utf8_lossy(&text)).ok_or_else(|| {
                 Error::new(ErrorKind::Data, format!("{} is damaged", path.display()))
                     .hint("remove it to send the whole history again")
@@ -85,7 +82,7 @@ impl Cursor {
                 path: path.clone(),
                 url: url.into(),
                 position,
-                _file: file,
+                _lock: lock,
             });
         }
     }
@@ -132,12 +129,10 @@ impl Cursor {
         )?;
         file.sync_all()?;
         // Before others can open it.
-        if !sys::files::lock(&file)? {
-            return Err(io::ErrorKind::WouldBlock.into());
-        }
+        let lock = FileLock::take(file)?.ok_or(io::ErrorKind::WouldBlock)?;
         fs::rename(new, &self.path)?;
         File::open(&self.directory)?.sync_all()?;
-        self._file = file;
+        self._lock = lock;
         Ok(())
     }
 }

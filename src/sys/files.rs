@@ -200,13 +200,34 @@ pub fn is_readable(fd: &OwnedFd) -> bool {
     poll(&[fd.as_fd()], Duration::ZERO).unwrap_or(false)
 }
 
-/// Locks a file for this process alone, until it is closed; false if another open file has the lock.
-pub fn lock(file: &File) -> io::Result<bool> {
-    // SAFETY: integers only.
-    match check(unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) }.into()) {
-        Ok(_) => Ok(true),
-        Err(e) if e.kind() == io::ErrorKind::WouldBlock => Ok(false),
-        Err(e) => Err(e),
+/// An open file that is locked for this process alone, until this is dropped.
+#[derive(Debug)]
+pub struct FileLock(File);
+
+impl FileLock {
+    /// Locks a file. `None`: another open file has the lock.
+    ///
+    /// # Errors
+    /// Those of the kernel.
+    pub fn take(file: File) -> io::Result<Option<FileLock>> {
+        // SAFETY: integers only.
+        match check(unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) }.into()) {
+            Ok(_) => Ok(Some(FileLock(file))),
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock => Ok(None),
+            Err(e) => Err(e),
+        }
+    }
+
+    pub fn file(&self) -> &File {
+        &self.0
+    }
+}
+
+impl Drop for FileLock {
+    fn drop(&mut self) {
+        // Not when the last copy of the descriptor is closed: a child has one until it executes its program.
+        // SAFETY: integers only.
+        unsafe { libc::flock(self.0.as_raw_fd(), libc::LOCK_UN) };
     }
 }
 
