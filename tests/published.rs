@@ -46,6 +46,7 @@ fn check_known(recording: &Recording) {
     assert_eq!((quality.lost, quality.taken), (0, 6 * BLOCKS), "{}", recording.stderr);
     assert!(quality.exact * 100 >= quality.taken * 99, "{}", recording.stderr);
     assert!(!recording.stderr.contains("limit:"), "{}", recording.stderr);
+    assert!(recording.stderr.contains("  memory:   about "), "{}", recording.stderr);
 }
 
 /// A recording of a program that publishes when it is sent a line.

@@ -262,13 +262,16 @@ pub fn allocations(profile: &Profile) -> Option<String> {
     let amount = |kind: &ValueType| Some(profile.total_amount(profile.find_value(&kind.name)?));
     let show = |kind: &ValueType| Some(Unit::Bytes.show(amount(kind)?));
     let mut text = format!(
-        "  memory:   about {} allocated, {} of it not freed{}, at most {} at a time; {} mapped",
+        "  memory:   about {} allocated, {} of it not freed{}, at most {} at a time",
         show(&ValueType::ALLOC_BYTES)?,
         show(&ValueType::LIVE_BYTES)?,
         live_age(profile).map_or(String::new(), |age| format!(" (half of that older than {age:.1} s)")),
         show(&ValueType::PEAK_BYTES)?,
-        show(&ValueType::MAPPED_BYTES)?,
     );
+    // Programs do not publish what they map.
+    if let Some(mapped) = show(&ValueType::MAPPED_BYTES) {
+        let _ = write!(text, "; {mapped} mapped");
+    }
     let own = own_allocators(profile);
     for (module, bytes) in own.iter().take(MAX_OWN_ALLOCATORS) {
         let _ = write!(

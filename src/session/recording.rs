@@ -285,7 +285,7 @@ impl Recording {
         let unknown = self.session.files.unknown_probes.get();
         exceeded_limits.extend((unknown > 0).then(|| {
             format!(
-                "{unknown} probes for allocations have arguments in forms that are not known: their blocks are missing"
+                "at some probes for allocations ({unknown}) arguments have forms that are not known: their blocks are missing"
             )
         }));
         FinishedRecording {

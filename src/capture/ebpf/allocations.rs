@@ -238,11 +238,11 @@ impl PublishedAllocations {
     pub fn exceeded(&self) -> Vec<String> {
         let frees = self.lost(LOST_FREES);
         let frees =
-            (frees > 0).then(|| format!("{frees} frees of sampled blocks were lost: these blocks count as live"));
+            (frees > 0).then(|| format!("frees of sampled blocks were lost ({frees}): these blocks count as live"));
         let refused = self.refusal.as_ref().filter(|_| self.refused > 0).map(|e| {
             let refused = self.refused;
             format!(
-                "{refused} probes for allocations could not be attached to: {} ({})",
+                "probes for allocations could not be attached to ({refused}): {} ({})",
                 e.what, e.why
             )
         });

@@ -235,6 +235,9 @@ fn print_remarks(options: &RecordArgs, finished: &FinishedRecording, profile: &P
             );
         }
     }
+    if let Some(lines) = summary::allocations(profile) {
+        print_line(&lines);
+    }
     let is_cpu_time = options.sampling.measure(options.rate).is_cpu_time() && !options.sampling.gil;
     let advice = is_cpu_time.then(|| summary::advice(&profile.meta, children)).flatten();
     if let Some(line) = advice.or_else(|| summary::thread_states(profile, options.shown.frames.idle)) {
