@@ -135,6 +135,17 @@ MEMORY = {
     "m_child": (16, 16, 0),
 }
 MEMORY_INTERVAL = 64 << 10
+# Sampled blocks that each function of published.c publishes. What these stand for: bytes, blocks, and bytes that are live in
+# the end.
+PUBLISHED_BLOCKS = 100
+PUBLISHED = {
+    "kept": (1_004_950, 1004.95, 1_004_950),
+    "freed": (600_000, 300, 0),
+    "half_freed": (450_000, 1500, 225_000),
+    "with_constants": (52_428_800, 819_200, 52_428_800),
+    "same_address": (500_000, 10_000, 5000),
+    "by_thread": (700_000, 1000, 700_000),
+}
 
 
 def run(*command, expected=0, **more):
@@ -153,6 +164,16 @@ def numbers(text):
     assert samples and exact, text[-2000:]
     right = int(exact[1]) + (int(exact[2]) if NO_VDSO_TABLES else 0)
     return int(samples[1]), int(samples[2] or 0), int(samples[3]), round(100 * right / max(1, int(samples[1])), 2)
+
+
+def until_sampling(profiler):
+    """Waits until nativeprof samples; what it has said by then."""
+    said = []
+    for line in profiler.stderr:
+        said.append(line)
+        if "sampling" in line:
+            return "".join(said)
+    raise AssertionError(" ".join("".join(said).split()))
 
 
 # Least percent exact. Of a command that is sampled from its first instruction on, some ticks pass under emulation before
@@ -427,23 +448,16 @@ def memory_of_process():
     try:
         assert target.stdout.readline() == "ready\n"
         profiler = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-        said = []
-        for line in profiler.stderr:
-            said.append(line)
-            if "sampling" in line:
-                break
-        else:
-            raise AssertionError(" ".join("".join(said).split()))
+        text = until_sampling(profiler)
         target.stdin.write("go\n")
         target.stdin.flush()
         truth = json.loads(target.stdout.readline())
         profiler.send_signal(signal.SIGINT)
-        said.append(profiler.stderr.read())
-        assert profiler.wait() == 0, "".join(said)
+        text += profiler.stderr.read()
+        assert profiler.wait() == 0, text
     finally:
         target.kill()
         target.wait()
-    text = "".join(said)
     print(text, flush=True)
     accounts = memory_accounts("/tmp/out.json")
     own, child = accounts[truth["pid"]], accounts[truth["child_pid"]]
@@ -517,6 +531,55 @@ def memory_by_function(profile):
             kept = seen.get("m_kept", 0) / MIB
     assert not wrong, "; ".join(wrong)
     return f"{kept:.1f} of {MEMORY['m_kept'][1]} MiB below its function"
+
+
+def published():
+    """Are the blocks that a program publishes at its probes those of its functions, of a process and of a command?"""
+    found = re.search(r"published allocations +(.*)", run(NATIVEPROF, "doctor"))
+    said = found[1] if found else "doctor does not mention it"
+    if not os.path.exists("/sys/bus/event_source/devices/uprobe/format/ref_ctr_offset"):
+        assert "not available" in said and "uprobes" in said, said
+        return "no uprobes with counters of observers, says so"
+    assert "are read at uprobes" in said, said
+    target = subprocess.Popen(["/test/published"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    try:
+        assert target.stdout.readline() == "READY\n"
+        command = [NATIVEPROF, "attach", str(target.pid), "--mode", "alloc", "-o", "/tmp/out.json"]
+        profiler = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        text = until_sampling(profiler)
+        target.stdin.write("go\n")
+        target.stdin.flush()
+        assert target.stdout.readline() == "DONE\n"
+        profiler.send_signal(signal.SIGINT)
+        text += profiler.stderr.read()
+        assert profiler.wait() == 0, text
+    finally:
+        target.kill()
+        target.wait()
+    of_process = verify_published(text)
+    text = run(NATIVEPROF, "record", "--mode", "alloc", "-o", "/tmp/out.json", "--", "/test/published", "observed")
+    return f"{of_process}; from its start {verify_published(text)}"
+
+
+def verify_published(text):
+    """Compares each value of each function with what is known of it."""
+    print(text, flush=True)
+    wrong = []
+    for at, value in enumerate(["alloc_bytes", "allocs", "live_bytes"]):
+        seen = {}
+        for names, amount in stacks("/tmp/out.json", "--value", value):
+            seen[names[-1]] = seen.get(names[-1], 0) + amount
+        print(value, seen, flush=True)
+        for name, known in PUBLISHED.items():
+            # Fractions of blocks carry over to the next one, which may be of another function.
+            if abs(seen.get(name, 0) - known[at]) > (1 if value == "allocs" else 0):
+                wrong.append(f"{name} has {seen.get(name, 0)} {value}, not {known[at]}")
+    assert not wrong and "limit:" not in text, f"{'; '.join(wrong)}: {text}"
+    with open("/tmp/out.json") as file:
+        quality = json.load(file)["nativeprof"]["quality"]
+    taken, lost, exact = (quality[key] for key in ("taken", "lost", "exact"))
+    assert (taken, lost) == (PUBLISHED_BLOCKS * len(PUBLISHED), 0) and exact >= 0.99 * taken, f"{quality}: {text}"
+    return f"all values known, {exact} of {taken} exact"
 
 
 def dump():
@@ -600,8 +663,8 @@ def tape():
 
 # Only when it is requested by its name.
 ON_REQUEST = [tape]
-CHECKS = [doctor, doctor_as_user, launch, attach, clock, cycles, kernel, subprocesses, ptrace, wall, rss, numpy, wheel, dump]
-CHECKS += [kill, selftest]
+CHECKS = [doctor, doctor_as_user, launch, attach, clock, cycles, kernel, subprocesses, ptrace, wall, rss, published, numpy, wheel]
+CHECKS += [dump, kill, selftest]
 
 
 def main():
