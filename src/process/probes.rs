@@ -21,6 +21,10 @@ const MAX_BYTES: usize = 1 << 20;
 const MAX_NOTES: usize = 1 << 14;
 /// Longest text of one argument, bytes.
 const MAX_TEXT: usize = 64;
+/// Bits that an index is shifted by at most: to the size of an argument.
+const MAX_SHIFT: u8 = 3;
+/// Word of the stack pointer in `struct pt_regs` of aarch64.
+const SP_AARCH64: u8 = 31;
 
 /// The syntax of arguments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -204,32 +208,44 @@ fn register_x86_64(name: &str) -> Option<u8> {
     of(base, &LEGACY).or_else(|| of(base, &OTHERS))
 }
 
-/// `5`, `x0`, `w0`, `sp`, `[x0]`, `[sp, 16]`.
+/// `5`, `x0`, `w0`, `sp`, `[x0]`, `[sp, 16]`, `[x0, x1]`, `[x0, x1, lsl 3]`.
 fn place_aarch64(text: &str) -> Option<ArgumentPlace> {
     let Some(inside) = text.strip_prefix('[') else {
         let constant = number_in(text).map(ArgumentPlace::Constant);
         return constant.or_else(|| register_aarch64(text).map(ArgumentPlace::Register));
     };
-    let (register, offset) = match inside.strip_suffix(']')?.split_once(',') {
-        Some((register, offset)) => {
-            let offset = offset.trim();
-            (register, number_in(offset.strip_prefix('#').unwrap_or(offset))?)
-        }
-        None => (inside.strip_suffix(']')?, 0),
-    };
-    let register = register.trim();
     // Addresses are 64 bits wide.
-    let wide = Some(register).filter(|name| !name.starts_with('w'));
+    let wide = |name: &str| {
+        Some(name)
+            .filter(|name| !name.starts_with('w'))
+            .and_then(register_aarch64)
+    };
+    let number = |text: &str| number_in(text.strip_prefix('#').unwrap_or(text));
+    let shift_in = |text: &str| {
+        let bits = u8::try_from(number(text.strip_prefix("lsl")?.trim_start())?).ok()?;
+        Some(bits).filter(|bits| *bits <= MAX_SHIFT)
+    };
+    let mut parts = inside.strip_suffix(']')?.split(',').map(str::trim);
+    let register = wide(parts.next()?)?;
+    let (offset, index) = match (parts.next(), parts.next(), parts.next()) {
+        (None, ..) => (0, None),
+        (Some(second), shift, None) => match wide(second).filter(|index| *index != SP_AARCH64) {
+            Some(index) => (0, Some((index, shift.map_or(Some(0), shift_in)?))),
+            None if shift.is_none() => (number(second)?, None),
+            None => return None,
+        },
+        _ => return None,
+    };
     Some(ArgumentPlace::Memory {
-        register: wide.and_then(register_aarch64)?,
+        register,
         offset,
-        index: None,
+        index,
     })
 }
 
 fn register_aarch64(name: &str) -> Option<u8> {
     match name {
-        "sp" => Some(31),
+        "sp" => Some(SP_AARCH64),
         _ => {
             let number = name.strip_prefix(['x', 'w'])?;
             let number = Some(number).filter(|number| number.starts_with(|c: char| c.is_ascii_digit()))?;
@@ -453,6 +469,19 @@ mod tests {
             "8@[sp, 16] 8@[x29] 8@[x1,-8]",
             Some(&[(at(31, 16), 8, false), (at(29, 0), 8, false), (at(1, -8), 8, false)]),
         );
+        let indexed = |index, shift| Memory {
+            register: 20,
+            offset: 0,
+            index: Some((index, shift)),
+        };
+        arm(
+            "8@[x20, x19, lsl 3] 4@[x20,x0,lsl #2] 8@[x20, x30]",
+            Some(&[
+                (indexed(19, 3), 8, false),
+                (indexed(0, 2), 4, false),
+                (indexed(30, 0), 8, false),
+            ]),
+        );
         arm(
             "8@5 -4@-5 8@sp",
             Some(&[
@@ -465,8 +494,13 @@ mod tests {
             "8@x31",
             "8@[x0",
             "8@[w0]",
-            "8@[x0, x1]",
-            "8@[x0, x1, lsl 3]",
+            "8@[x0, w1]",
+            "8@[x0, sp]",
+            "8@[x0, w1, sxtw 3]",
+            "8@[x0, x1, lsl 4]",
+            "8@[x0, x1, lsl]",
+            "8@[x0, x1, lsl 3, 1]",
+            "8@[x0, 8, lsl 3]",
             "8@d0",
             "8@%rax",
             "8@x+1",
