@@ -29,9 +29,23 @@ static ALLOC_OBSERVERS: AtomicU16 = AtomicU16::new(0);
 #[unsafe(link_section = ".probes")]
 static FREE_OBSERVERS: AtomicU16 = AtomicU16::new(0);
 
+/// The text of an argument of eight bytes that is in a register, the operand of this name.
+#[cfg(target_arch = "x86_64")]
+macro_rules! in_register {
+    ($operand:literal) => {
+        concat!("8@%{", $operand, "}")
+    };
+}
+#[cfg(target_arch = "aarch64")]
+macro_rules! in_register {
+    ($operand:literal) => {
+        concat!("8@{", $operand, "}")
+    };
+}
+
 /// The instruction of a probe and its note. Arguments are in registers, whose names the assembler fills in.
 macro_rules! probe {
-    ($name:literal, $observers:path, $arguments:literal, $($operand:tt)*) => {
+    ($name:literal, $observers:path, $arguments:expr, $($operand:tt)*) => {
         asm!(
             "990: nop",
             ".pushsection .note.stapsdt, \"\", \"note\"",
@@ -73,24 +87,11 @@ pub fn allocated(block: Pointer, sampled: SampledBlock) {
     let chance = -(-size.max(1.0) / sampled.mean.max(1) as f64).exp_m1();
     let weighted = (size / chance).round() as u64;
     // SAFETY: the instruction does nothing.
-    #[cfg(target_arch = "x86_64")]
     unsafe {
         probe!(
             "alloc",
             ALLOC_OBSERVERS,
-            "8@%{block} 8@%{size} 8@%{weighted}",
-            block = in(reg) block,
-            size = in(reg) sampled.size,
-            weighted = in(reg) weighted,
-        );
-    }
-    // SAFETY: as above.
-    #[cfg(target_arch = "aarch64")]
-    unsafe {
-        probe!(
-            "alloc",
-            ALLOC_OBSERVERS,
-            "8@{block} 8@{size} 8@{weighted}",
+            concat!(in_register!("block"), " ", in_register!("size"), " ", in_register!("weighted")),
             block = in(reg) block,
             size = in(reg) sampled.size,
             weighted = in(reg) weighted,
@@ -104,13 +105,7 @@ pub fn freed(block: Pointer) {
         return;
     }
     // SAFETY: the instruction does nothing.
-    #[cfg(target_arch = "x86_64")]
     unsafe {
-        probe!("free", FREE_OBSERVERS, "8@%{block}", block = in(reg) block,);
-    }
-    // SAFETY: as above.
-    #[cfg(target_arch = "aarch64")]
-    unsafe {
-        probe!("free", FREE_OBSERVERS, "8@{block}", block = in(reg) block,);
+        probe!("free", FREE_OBSERVERS, in_register!("block"), block = in(reg) block,);
     }
 }
