@@ -1,8 +1,7 @@
 //! Allocations that programs sample themselves and publish at probes (USDT), read from outside.
 
-use std::process::Command;
 
-use common::recording::{Recording, Running};
+use common::recording::{Recording, Running, attach_to_work};
 use common::{Program, Scratch, live, nativeprof, programs, record};
 
 mod common;
@@ -49,52 +48,26 @@ fn check_known(recording: &Recording) {
     assert!(recording.stderr.contains("  memory:   about "), "{}", recording.stderr);
 }
 
-/// A recording of a program that publishes when it is sent a line.
-fn attached(command: Command, options: &[&str]) -> Recording {
-    let scratch = Scratch::new();
-    let file = scratch.path("profile.json");
-    let mut program = Program::start(command);
-    let mut ours = nativeprof(&["attach", &program.pid().to_string(), "-o"]);
-    ours.arg(&file).args(options);
-    let mut running = Running::start(ours);
-    program.send("go");
-    program.wait_for("DONE");
-    running.signal("INT");
-    let recording = Recording::of(&file, running.finish());
-    program.send("end");
-    program.finish();
-    recording
-}
-
 #[test]
 fn published_allocations_are_known_by_function() {
     let _live = live();
-    check_known(&attached(programs::published(&[], false), OPTIONS));
+    check_known(&attach_to_work(programs::published(&[], false), OPTIONS, &[]));
 }
 
 /// The program for older kernels, and children.
 #[test]
 fn every_program_for_a_kernel_reads_them() {
     let _live = live();
-    let scratch = Scratch::new();
-    let file = scratch.path("profile.json");
-    let mut program = Program::start(programs::published(&[], false));
-    let mut ours = nativeprof(&["attach", &program.pid().to_string(), "--subprocesses", "-o"]);
-    ours.arg(&file).args(OPTIONS).env("NATIVEPROF_BPF_OBJECT", "5.8");
-    let mut running = Running::start(ours);
-    program.send("go");
-    program.wait_for("DONE");
-    running.signal("INT");
-    check_known(&Recording::of(&file, running.finish()));
-    program.send("end");
-    program.finish();
+    let words = [OPTIONS, &["--subprocesses"]].concat();
+    let command = programs::published(&[], false);
+    check_known(&attach_to_work(command, &words, &[("NATIVEPROF_BPF_OBJECT", "5.8")]));
 }
 
 /// A library that is loaded while its process is recorded.
 #[test]
 fn libraries_that_are_loaded_later_publish() {
     let _live = live();
-    check_known(&attached(programs::published(&[], true), OPTIONS));
+    check_known(&attach_to_work(programs::published(&[], true), OPTIONS, &[]));
 }
 
 /// A command from its start, and a program that a recorded process executes.

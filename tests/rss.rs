@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::process::Command;
 
-use common::recording::{Recording, Running};
+use common::recording::{Recording, Running, attach_to_work};
 use common::{Program, Scratch, live, nativeprof, programs, record};
 use nativeprof::profile::memory_over_time::ObservedMemory;
 
@@ -68,19 +68,7 @@ fn check_known(recording: &Recording, has_ended: bool) {
 
 /// A recording of the program that grows, which runs with `words` and rests at both ends.
 fn attached(words: &[&str], options: &[&str]) -> Recording {
-    let scratch = Scratch::new();
-    let file = scratch.path("profile.json");
-    let mut program = Program::start(programs::known_growth(words));
-    let mut ours = nativeprof(&["attach", &program.pid().to_string(), "-o"]);
-    ours.arg(&file).args(options);
-    let mut running = Running::start(ours);
-    program.send("go");
-    program.wait_for("DONE");
-    running.signal("INT");
-    let recording = Recording::of(&file, running.finish());
-    program.send("end");
-    program.finish();
-    recording
+    attach_to_work(programs::known_growth(words), options, &[])
 }
 
 /// What was resident when most was, beside what is in the end.

@@ -10,8 +10,8 @@ use nativeprof::profile::json;
 use nativeprof::profile::model::{Frame, FrameKind, Profile};
 use serde_json::Value;
 
-use super::Scratch;
 use super::chance::{assert_likely, patience};
+use super::{Program, Scratch};
 
 /// The command under test; as root if the tests run as root, even under sudo.
 pub fn nativeprof(args: &[&str]) -> Command {
@@ -75,6 +75,24 @@ pub fn attach_while(pid: u32, words: &[&str], act: impl FnOnce()) -> Recording {
     act();
     let done = running.finish();
     Recording::new(&file, done, stolen() - before)
+}
+
+/// `attach` to a program that waits for a line, works, says DONE and waits for another one: of its work, whatever that is
+/// sampled by.
+pub fn attach_to_work(command: Command, words: &[&str], environment: &[(&str, &str)]) -> Recording {
+    let scratch = Scratch::new();
+    let file = scratch.path("profile.json");
+    let mut program = Program::start(command);
+    let mut ours = nativeprof(&["attach", &program.pid().to_string(), "-o"]);
+    ours.arg(&file).args(words).envs(environment.iter().copied());
+    let mut running = Running::start(ours);
+    program.send("go");
+    program.wait_for("DONE");
+    running.signal("INT");
+    let recording = Recording::of(&file, running.finish());
+    program.send("end");
+    program.finish();
+    recording
 }
 
 /// `record -- COMMAND`, at 1000 Hz unless another rate is given.
