@@ -437,27 +437,35 @@ def rss():
         subprocess.run(["umount", "/mnt/files"], check=True)
 
 
+def recorded_work(command, ready, *words):
+    """Records a process from when it says that it is ready until it has answered a line, into /tmp/out.json. The words for
+    nativeprof go on with its PID. What nativeprof has said, and the answer."""
+    target = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    try:
+        assert target.stdout.readline() == f"{ready}\n"
+        ours = [NATIVEPROF, *words, str(target.pid), "-o", "/tmp/out.json"]
+        profiler = subprocess.Popen(ours, stderr=subprocess.PIPE, text=True)
+        text = until_sampling(profiler)
+        target.stdin.write("go\n")
+        target.stdin.flush()
+        answer = target.stdout.readline()
+        profiler.send_signal(signal.SIGINT)
+        text += profiler.stderr.read()
+        assert profiler.wait() == 0, text
+        return text, answer
+    finally:
+        target.kill()
+        target.wait()
+
+
 KNOWN_MEMORY = [sys.executable, "-W", "ignore", "/test/known_memory.py", "/mnt/files", "/tmp"]
-RECORD_MEMORY = [NATIVEPROF, "record", "--mode", "rss", "--interval", str(MEMORY_INTERVAL), "--max-overhead", "100"]
+RECORD_MEMORY = ["record", "--mode", "rss", "--interval", str(MEMORY_INTERVAL), "--max-overhead", "100"]
 
 
 def memory_of_process():
     """Records a process and its child, which say what they have while they rest before and after."""
-    target = subprocess.Popen(KNOWN_MEMORY, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    command = [*RECORD_MEMORY, "--pid", str(target.pid), "--subprocesses", "-o", "/tmp/out.json"]
-    try:
-        assert target.stdout.readline() == "ready\n"
-        profiler = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-        text = until_sampling(profiler)
-        target.stdin.write("go\n")
-        target.stdin.flush()
-        truth = json.loads(target.stdout.readline())
-        profiler.send_signal(signal.SIGINT)
-        text += profiler.stderr.read()
-        assert profiler.wait() == 0, text
-    finally:
-        target.kill()
-        target.wait()
+    text, said = recorded_work(KNOWN_MEMORY, "ready", *RECORD_MEMORY, "--subprocesses", "--pid")
+    truth = json.loads(said)
     print(text, flush=True)
     accounts = memory_accounts("/tmp/out.json")
     own, child = accounts[truth["pid"]], accounts[truth["child_pid"]]
@@ -480,7 +488,7 @@ def memory_of_process():
 
 def memory_from_start():
     """The same of a command, from its first instruction to its end."""
-    text = run(*RECORD_MEMORY, "-o", "/tmp/now.json", "--", *KNOWN_MEMORY, "now")
+    text = run(NATIVEPROF, *RECORD_MEMORY, "-o", "/tmp/now.json", "--", *KNOWN_MEMORY, "now")
     print(text, flush=True)
     truth = json.loads(next(line for line in text.splitlines() if line.startswith("{")))
     # The last program that the process has executed.
@@ -541,21 +549,8 @@ def published():
         assert "not available" in said and "uprobes" in said, said
         return "no uprobes with counters of observers, says so"
     assert "are read at uprobes" in said, said
-    target = subprocess.Popen(["/test/published"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    try:
-        assert target.stdout.readline() == "READY\n"
-        command = [NATIVEPROF, "attach", str(target.pid), "--mode", "alloc", "-o", "/tmp/out.json"]
-        profiler = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-        text = until_sampling(profiler)
-        target.stdin.write("go\n")
-        target.stdin.flush()
-        assert target.stdout.readline() == "DONE\n"
-        profiler.send_signal(signal.SIGINT)
-        text += profiler.stderr.read()
-        assert profiler.wait() == 0, text
-    finally:
-        target.kill()
-        target.wait()
+    text, said = recorded_work(["/test/published"], "READY", "attach", "--mode", "alloc")
+    assert said == "DONE\n", said
     of_process = verify_published(text)
     text = run(NATIVEPROF, "record", "--mode", "alloc", "-o", "/tmp/out.json", "--", "/test/published", "observed")
     return f"{of_process}; from its start {verify_published(text)}"
