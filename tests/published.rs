@@ -1,6 +1,5 @@
 //! Allocations that programs sample themselves and publish at probes (USDT), read from outside.
 
-
 use common::recording::{Recording, Running, attach_to_work};
 use common::{Program, Scratch, live, nativeprof, programs, record};
 
