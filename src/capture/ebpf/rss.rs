@@ -76,7 +76,8 @@ const OTHERS_RETURNED: usize = OTHERS_GROWN + MEMBERS;
 const PROGRAMS: [(&str, &str); 2] = [("rss_changed", "rss_stat"), ("exec_rss", "sched_process_exec")];
 const WITH_CHILDREN: (&str, &str) = ("fork_rss", "sched_process_fork");
 const AREAS: (&str, &str) = ("area_found", "vm_unmapped_area");
-/// Those at page faults, and the program where the kernel has no such tracepoints.
+/// Those at page faults, where they are noted, and the program where the kernel has no such tracepoints.
+const NOTES_FAULTS: &str = "notes_faults";
 const FAULTS: [(&str, &str); 2] = [("user_fault", "page_fault_user"), ("kernel_fault", "page_fault_kernel")];
 const COUNTED_FAULTS: &str = "counted_fault";
 const BEGIN: &str = "begin_rss";
@@ -122,14 +123,11 @@ impl Rss {
         for (at, gap) in (0..).zip(gaps_between(interval)) {
             gaps.set(at, gap, 0).map_err(map_error)?;
         }
-        let mut is_attached = true;
-        for (name, event) in FAULTS.into_iter().chain([AREAS]) {
-            let program: &mut RawTracePoint = object::program(bpf, name)?;
-            program.load().map_err(|e| bpf_error(LOAD, e))?;
-            // Without it, what is still resident is not known of some memory.
-            is_attached &= program.attach(event).is_ok() || name == AREAS.0;
-        }
-        let faults = if is_attached { Vec::new() } else { counted_faults(bpf)? };
+        let areas: &mut RawTracePoint = object::program(bpf, AREAS.0)?;
+        areas.load().map_err(|e| bpf_error(LOAD, e))?;
+        // Without it, what is still resident is not known of some memory.
+        let _ = areas.attach(AREAS.1);
+        let faults = note_faults(bpf)?;
         let with_children = children.then_some(WITH_CHILDREN);
         for (name, event) in PROGRAMS.into_iter().chain(with_children) {
             let program: &mut RawTracePoint = object::program(bpf, name)?;
@@ -352,6 +350,25 @@ impl Rss {
         ended.append(&mut observed);
         ended
     }
+}
+
+/// Has each page fault of the machine noted, if this kernel needs it; returns the events.
+fn note_faults(bpf: &mut Ebpf) -> Result<Vec<OwnedFd>> {
+    let program: &mut RawTracePoint = object::program(bpf, NOTES_FAULTS)?;
+    program.load().map_err(|e| bpf_error(LOAD, e))?;
+    let options = RawTracePointRunOptions::new();
+    let is_needed = program.test_run(options).map_err(|e| bpf_error(LOAD, e))?.return_value;
+    if is_needed == 0 {
+        return Ok(Vec::new());
+    }
+    for (name, event) in FAULTS {
+        let program: &mut RawTracePoint = object::program(bpf, name)?;
+        program.load().map_err(|e| bpf_error(LOAD, e))?;
+        if program.attach(event).is_err() {
+            return counted_faults(bpf);
+        }
+    }
+    Ok(Vec::new())
 }
 
 /// Runs the program at each page fault of the machine; returns the events.

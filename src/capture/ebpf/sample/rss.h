@@ -21,10 +21,17 @@ static __always_inline void note_fault(__u64 address, __u64 stack, __u32 in_user
 
 	if (last) {
 		last->address = address;
-		last->stack = stack;
+		last->thread = stack;
 		last->in_user_mode = in_user_mode;
 		last->sampled = 0;
 	}
+}
+
+// Whether page faults are to be noted: where a change is reported later than in the fault that has made it. Run by the reader.
+SEC("raw_tp/notes_faults")
+int notes_faults(void *ctx)
+{
+	return !FINDS_FAULTS;
 }
 
 // Arguments: the address, and the registers, which are on the kernel stack.
@@ -42,13 +49,62 @@ int kernel_fault(struct bpf_raw_tracepoint_args *ctx)
 	return 0;
 }
 
-// Where the kernel has no such tracepoints (aarch64): at its software event of page faults.
+// The same where the kernel has no such tracepoints (aarch64): at its software event of page faults.
 SEC("perf_event")
 int counted_fault(struct bpf_perf_event_data *ctx)
 {
 	struct task_struct___memory *task = (void *)bpf_get_current_task();
 
 	note_fault(ctx->addr, (__u64)BPF_CORE_READ(task, stack), EVENT_IN_USER_MODE(ctx));
+	return 0;
+}
+
+// Finds the page fault that the thread is in, whose address is then in LAST_FAULT; 0: none was found. The kernel describes a
+// fault on its stack (`struct vm_fault` of __handle_mm_fault in mm/memory.c, Linux 6.18), also one in a system call. A
+// description is taken if its area is one of this address space and has the address. The innermost one is searched for,
+// outwards from the program's arguments, which are on the same stack: remains of earlier calls may be further out.
+// (Not static: as walk_chain.)
+__noinline int find_fault(__u64 from, __u64 mm)
+{
+	struct task_struct___memory *task = (void *)bpf_get_current_task();
+	char *words = scratch(bpf_get_smp_processor_id());
+	__u64 at_area, at_page, at_address, address = 0, left, number;
+	__u32 zero = 0, at;
+	struct fault *fault = bpf_map_lookup_elem(&LAST_FAULT, &zero);
+
+	if (!fault || !words || !FINDS_FAULTS)
+		return 0;
+	at_area = bpf_core_field_offset(struct vm_fault, vma);
+	at_page = bpf_core_field_offset(struct vm_fault, address);
+	at_address = bpf_core_field_offset(struct vm_fault, real_address);
+	left = (__u64)BPF_CORE_READ(task, stack) + KERNEL_STACK - from;
+	if (at_area > MAX_FAULT || at_page > MAX_FAULT || at_address > MAX_FAULT)
+		left = 0;
+	if (left > SEARCHED_STACK)
+		left = left < KERNEL_STACK ? SEARCHED_STACK : 0;
+	if (bpf_probe_read_kernel(words, left, (void *)from))
+		left = 0;
+	for (at = 0; at + MAX_FAULT < SEARCHED_STACK; at += 8) {
+		__u64 page = *(__u64 *)(words + at + at_page), is_at = *(__u64 *)(words + at + at_address);
+		struct vm_area_struct *area = *(void **)(words + at + at_area);
+
+		if (at + MAX_FAULT >= left)
+			break;
+		if (!page || page >= USER_END || page != (is_at & ~(PAGE - 1)) || (__u64)area < USER_END)
+			continue;
+		if ((__u64)BPF_CORE_READ(area, vm_mm) == mm && BPF_CORE_READ(area, vm_start) <= page &&
+		    BPF_CORE_READ(area, vm_end) > page) {
+			address = is_at;
+			break;
+		}
+	}
+	// A thread has as many faults behind it as long as it is in the same one.
+	number = BPF_CORE_READ(task, min_flt) + BPF_CORE_READ(task, maj_flt);
+	if (fault->address != address || fault->thread != (__u64)task || fault->number != number)
+		fault->sampled = 0;
+	fault->address = address;
+	fault->thread = (__u64)task;
+	fault->number = number;
 	return 0;
 }
 
@@ -293,12 +349,41 @@ static __always_inline int fits(struct system_call *call, __u32 member, __s64 pa
 	return pages > 0 || (member != RSS_ANONYMOUS && ((__s64)call->number >= 0 || pages == -1));
 }
 
+// The address space of the thread; 0: it has given it up.
+static __always_inline __u64 current_space(void)
+{
+	struct task_struct___memory *task = (void *)bpf_get_current_task();
+
+	return (__u64)BPF_CORE_READ(task, mm);
+}
+
+// The address of the page fault that has made a change, 0: there is none, or it makes no difference.
+static __always_inline __u64 address_of_fault(struct bpf_raw_tracepoint_args *ctx, struct fault *fault, __u64 mm,
+					      struct system_call *call, __u32 member, __s64 pages, int is_late)
+{
+	struct task_struct___memory *task = (void *)bpf_get_current_task();
+	int is_in_call = (__s64)call->number >= 0;
+	__u64 from;
+
+	if (FINDS_FAULTS) {
+		if (pages < 0 && (member == RSS_ANONYMOUS || is_in_call))
+			return 0;
+		// (The verifier passes no address of the arguments as a number.)
+		bpf_probe_read_kernel(&from, 8, &ctx);
+		find_fault(from, mm);
+		return fault->address;
+	}
+	// (In a system call, the last fault in user mode is of an earlier time.)
+	if ((is_late || fault->in_user_mode == !is_in_call) && fault->thread - (__u64)BPF_CORE_READ(task, stack) < KERNEL_STACK)
+		return fault->address;
+	return 0;
+}
+
 SEC("raw_tp/rss_stat")
 int rss_changed(struct bpf_raw_tracepoint_args *ctx)
 {
 	__u32 number = space_number(ctx->args[0]), member = ctx->args[1], zero = 0, index;
 	__u64 mm = ctx->args[0], address = 0, from, to;
-	struct task_struct___memory *task;
 	struct system_call call = {};
 	struct kernel_facts *facts;
 	struct space_part *part;
@@ -349,16 +434,15 @@ int rss_changed(struct bpf_raw_tracepoint_args *ctx)
 		part->others_returned[member] -= pages < 0 ? pages : 0;
 		return 0;
 	}
-	task = (void *)bpf_get_current_task();
 	// The process ends, or executes another program.
-	if (pages < 0 && (__u64)BPF_CORE_READ(task, mm) != mm) {
+	if (pages < 0 && current_space() != mm) {
 		end_space(s);
 		return 0;
 	}
-	facts = bpf_map_lookup_elem(&FACTS, &zero);
-	if (!facts)
-		return 0;
 	if (is_moved) {
+		facts = bpf_map_lookup_elem(&FACTS, &zero);
+		if (!facts)
+			return 0;
 		current_call(facts, &call);
 		is_moved = !fits(&call, member, pages);
 	}
@@ -393,16 +477,14 @@ int rss_changed(struct bpf_raw_tracepoint_args *ctx)
 		// (Before the range is passed on: until now all of it was there.)
 		post(s, part, pages);
 	}
+	facts = bpf_map_lookup_elem(&FACTS, &zero);
 	fault = bpf_map_lookup_elem(&LAST_FAULT, &zero);
-	if (!fault)
+	if (!facts || !fault)
 		return 0;
 	current_call(facts, &call);
 	// What earlier faults have made resident; the last one is among them.
 	is_late = IS_COUNTED && pages > 0 && (__s64)call.number >= 0 && !may_fill(s, &call);
-	// (In a system call, the last fault in user mode is of an earlier time.)
-	if ((is_late || fault->in_user_mode == ((__s64)call.number < 0)) &&
-	    fault->stack - (__u64)BPF_CORE_READ(task, stack) < KERNEL_STACK)
-		address = fault->address;
+	address = address_of_fault(ctx, fault, mm, &call, member, pages, is_late);
 	if (pages < 0) {
 		int which = range_given_back(s, &call, member, pages, address, &from, &to);
 

@@ -21,6 +21,8 @@
 #define POPULATE_READ 22          // MADV_POPULATE_READ; MADV_POPULATE_WRITE and MADV_COLLAPSE come after it
 #define HUGE (1ULL << 21)         // bytes of a large page (PMD_SIZE with pages of 4 KiB)
 #define ALIGNED(at) (((at) + PAGE - 1) & ~(PAGE - 1))
+#define SEARCHED_STACK 2048       // bytes of a kernel stack in which the description of a page fault is searched for, ...
+#define MAX_FAULT 64              // ... and bytes of that, up to the last word that is read, at most
 #define MAX_HEAD_BYTES 512        // of a map's head, up to the addresses of its elements; a power of two
 
 // Which part of a range was given back: some of the pages of files in it, some of any, all pages of files. The reader has them
@@ -80,6 +82,17 @@ struct task_struct___memory {
 	void *mm, *stack;
 	struct files_struct *files;
 	int pid, tgid;
+	unsigned long min_flt, maj_flt;
+} __attribute__((preserve_access_index));
+
+struct vm_area_struct {
+	void *vm_mm;
+	unsigned long vm_start, vm_end;
+} __attribute__((preserve_access_index));
+
+struct vm_fault {
+	struct vm_area_struct *vma;
+	unsigned long address, real_address;
 } __attribute__((preserve_access_index));
 
 struct bpf_array {
@@ -92,6 +105,11 @@ struct bpf_array {
 	(bpf_core_field_exists(((struct mm_struct___per_cpu *)0)->rss_stat) &&            \
 	 bpf_core_field_exists(((struct percpu_counter *)0)->counters) &&                 \
 	 bpf_core_field_exists(((struct bpf_array *)0)->pptrs))
+// Whether a change is reported in the page fault that makes it, which is then found by its description.
+#define FINDS_FAULTS                                                                      \
+	(IS_PER_CPU && bpf_core_field_exists(((struct vm_fault *)0)->vma) &&              \
+	 bpf_core_field_exists(((struct vm_fault *)0)->address) &&                        \
+	 bpf_core_field_exists(((struct vm_fault *)0)->real_address))
 #define COUNTER_SIZE bpf_core_type_size(struct percpu_counter)
 
 #ifdef LINUX_5_8
@@ -187,10 +205,12 @@ struct {
 	__type(value, __u64);
 } GAPS SEC(".maps");
 
-// The last page fault on this CPU; and a word of the CPU's own memory, to find out where that is.
+// The last page fault on this CPU, or the last one that was searched for; and a word of the CPU's own memory, to find out
+// where that is.
 struct fault {
 	__u64 address;
-	__u64 stack;              // an address on the thread's kernel stack, by which it is known
+	__u64 thread;             // an address on its kernel stack, or of its `struct task_struct`
+	__u64 number;             // faults of the thread before, if it was searched for
 	__u32 in_user_mode;       // not in a system call
 	__u32 sampled;            // there is a sample of what it has made resident
 };
