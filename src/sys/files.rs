@@ -264,7 +264,9 @@ pub fn is_in_overlay(file: &File) -> bool {
         return false;
     }
     // SAFETY: the call has filled it.
-    unsafe { found.assume_init() }.f_type == libc::OVERLAYFS_SUPER_MAGIC
+    let kind = unsafe { found.assume_init() }.f_type;
+    // (C libraries give the two different signs.)
+    i128::from(kind) == i128::from(libc::OVERLAYFS_SUPER_MAGIC)
 }
 
 /// An empty file in memory, close-on-exec.
