@@ -6,7 +6,7 @@ use nativeprof::event::probes::MAX_ARGUMENTS;
 use nativeprof::process::probes::{self, Assembler};
 
 fuzz_target!(|bytes: &[u8]| {
-    let notes = probes::notes(bytes);
+    let notes: Vec<_> = probes::notes(bytes).collect();
     assert!(notes.len() <= bytes.len() / 12);
     for text in notes.iter().map(|note| note.arguments).chain([bytes]) {
         for assembler in [Assembler::X86_64, Assembler::Aarch64] {

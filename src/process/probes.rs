@@ -16,9 +16,6 @@ const SECTION: &str = ".note.stapsdt";
 const BASE: &str = ".stapsdt.base";
 const OWNER: &[u8] = b"stapsdt\0";
 const KIND: u32 = 3;
-/// Largest section that is read, bytes, and largest number of notes in it.
-const MAX_BYTES: usize = 1 << 20;
-const MAX_NOTES: usize = 1 << 14;
 /// Longest text of one argument, bytes.
 const MAX_TEXT: usize = 64;
 /// Bits that an index is shifted by at most: to the size of an argument.
@@ -64,25 +61,18 @@ pub struct FileProbe {
 }
 
 /// The notes in the bytes of the section. What does not have the form of one ends the list, or is left out if it is complete.
-pub fn notes(bytes: &[u8]) -> Vec<ProbeNote<'_>> {
-    let mut found = Vec::new();
-    let mut rest = bytes.get(..MAX_BYTES).unwrap_or(bytes);
-    while found.len() < MAX_NOTES {
-        let (Some(owner_size), Some(size), Some(kind)) = (u32_at(rest, 0), u32_at(rest, 4), u32_at(rest, 8)) else {
-            break;
-        };
+pub fn notes(bytes: &[u8]) -> impl Iterator<Item = ProbeNote<'_>> {
+    let mut rest = bytes;
+    let contents = std::iter::from_fn(move || {
+        let (owner_size, size, kind) = (u32_at(rest, 0)?, u32_at(rest, 4)?, u32_at(rest, 8)?);
         let (owner_size, size) = (owner_size as usize, size as usize);
         // (Both sizes are less than 2^32, so sums of them do not overflow.)
         let at = 12 + owner_size.next_multiple_of(4);
-        let (Some(owner), Some(content)) = (rest.get(12..12 + owner_size), rest.get(at..at + size)) else {
-            break;
-        };
-        if owner == OWNER && kind == KIND {
-            found.extend(note(content));
-        }
+        let (owner, content) = (rest.get(12..12 + owner_size)?, rest.get(at..at + size)?);
         rest = rest.get(at + size.next_multiple_of(4)..).unwrap_or(&[]);
-    }
-    found
+        Some((owner == OWNER && kind == KIND).then_some(content))
+    });
+    contents.flatten().filter_map(note)
 }
 
 fn note(content: &[u8]) -> Option<ProbeNote<'_>> {
@@ -290,13 +280,16 @@ pub fn of_allocations(module: &Module) -> (Vec<FileProbe>, usize) {
     let Some(section) = module.section_untracked(SECTION) else {
         return (Vec::new(), 0);
     };
-    let mut found = notes(&section.bytes);
-    found.retain(is_of_allocations);
-    let events = found
-        .iter()
-        .filter_map(|note| Some((note, event(note, Assembler::OURS)?)));
-    let events: Vec<_> = events.collect();
-    let unknown = found.len() - events.len();
+    let mut unknown = 0;
+    let mut events = Vec::new();
+    for note in notes(&section.bytes).filter(is_of_allocations) {
+        match event(&note, Assembler::OURS) {
+            // (One more than are used: then it is known that there are too many.)
+            Some(event) if events.len() <= MAX_PROBES => events.push((note, event)),
+            Some(_) => {}
+            None => unknown += 1,
+        }
+    }
     if events.is_empty() {
         return (Vec::new(), unknown);
     }
@@ -314,7 +307,7 @@ pub fn of_allocations(module: &Module) -> (Vec<FileProbe>, usize) {
         let (start, _, offset) = ranges.iter().find(in_range)?;
         offset.checked_add(svma - start)
     };
-    let probe = |(note, event): (&ProbeNote<'_>, ProbeEvent)| {
+    let probe = |(note, event): (ProbeNote<'_>, ProbeEvent)| {
         // The file may have been moved since it was linked (prelink).
         let moved = base.map_or(0, |base| base.wrapping_sub(note.base));
         let svma = note.address.wrapping_add(moved);
@@ -328,11 +321,7 @@ pub fn of_allocations(module: &Module) -> (Vec<FileProbe>, usize) {
             },
         })
     };
-    // (One more than are used: then it is known that there are too many.)
-    (
-        events.into_iter().filter_map(probe).take(1 + MAX_PROBES).collect(),
-        unknown,
-    )
+    (events.into_iter().filter_map(probe).collect(), unknown)
 }
 
 #[cfg(test)]
@@ -374,7 +363,9 @@ mod tests {
             arguments: b"8@%rdi 8@%rsi 8@%rdx",
         };
         let good = note_bytes(OWNER, KIND, &content(texts));
-        let check = |bytes: &[u8], count: usize| assert_eq!(notes(bytes), vec![expected; count], "{bytes:?}");
+        let check = |bytes: &[u8], count: usize| {
+            assert_eq!(notes(bytes).collect::<Vec<_>>(), vec![expected; count], "{bytes:?}")
+        };
         check(&good, 1);
         check(&[&good[..], &good].concat(), 2);
         check(&[note_bytes(b"GNU\0", KIND, b"x"), good.clone()].concat(), 1);
