@@ -85,6 +85,14 @@ fn total(screen: &str, name: &str) -> Option<f64> {
     row.split_whitespace().nth(1)?.parse().ok()
 }
 
+/// What has grown since the start, in the account on the screen, MiB.
+fn grown(screen: &str) -> Option<f64> {
+    let (_, rest) = screen.lines().nth(1)?.split_once("at the start + ")?;
+    let mut words = rest.split(' ');
+    let amount = words.next()?.parse().ok()?;
+    (words.next()? == "MiB").then_some(amount)
+}
+
 /// Growth of resident memory: bytes by function that are still there, and the account of the process.
 #[test]
 fn resident_memory_by_function() {
@@ -128,15 +136,31 @@ fn resident_memory_by_function() {
         screen.contains("since the start: ") && screen.contains("is still resident"),
         "{screen}"
     );
-    let account = screen.lines().nth(1).expect("a line of facts").to_string();
-    let grown = account
-        .split_once("at the start + ")
-        .and_then(|(_, rest)| rest.split(' ').next()?.parse::<f64>().ok())
-        .unwrap_or_else(|| panic!("{account}"));
-    assert!((grown - 208.0).abs() < 4.0, "{account}");
+    let grown = grown(&screen).unwrap_or_else(|| panic!("{screen}"));
+    assert!((grown - 208.0).abs() < 4.0, "{screen}");
     terminal.keys(&["q"]);
     let end = terminal.wait("end", |s| s.contains("CODE 0"));
     assert!(end.contains("memory: ") && end.contains("given back"), "{end}");
+    program.send("end");
+    program.finish();
+}
+
+/// At the end it says which samples the budget left out.
+#[test]
+fn the_budget_of_samples() {
+    let _live = live();
+    let mut program = Program::start(programs::known_growth(&[]));
+    let terminal = Terminal::start(&format!(
+        "{} --mode rss --interval 16KiB --max-overhead 0.1",
+        program.pid()
+    ));
+    terminal.wait("account", |s| s.contains("at the start"));
+    program.send("go");
+    program.wait_for("DONE");
+    terminal.wait("growth", |s| grown(s).is_some_and(|grown| grown > 200.0));
+    terminal.keys(&["q"]);
+    let end = terminal.wait("end", |s| s.contains("CODE 0"));
+    assert!(end.contains("  budget: ") && end.contains("  memory: "), "{end}");
     program.send("end");
     program.finish();
 }

@@ -74,7 +74,7 @@ use names::Names;
 use process::Process;
 use processes::{KnownProcess, Processes};
 use programs::Programs;
-pub use recording::{FinishedRecording, HostSegment, Recording};
+pub use recording::{FinishedRecording, HostSegment, Recording, SamplingRemarks};
 pub use segment::QualityCounts;
 use segment::Segment;
 use stacks::StackBuilder;

@@ -240,6 +240,24 @@ impl Recording {
         timed_from(self.backend.memory_accounts(), self.start.time)
     }
 
+    /// How sampling went so far.
+    pub fn remarks(&self) -> SamplingRemarks {
+        let mut exceeded = self.backend.exceeded_limits();
+        exceeded.extend(self.session.activities.resident.exceeded());
+        exceeded.extend(self.session.activities.allocations.exceeded());
+        let unknown = self.session.files.unknown_probes.get();
+        exceeded.extend((unknown > 0).then(|| {
+            format!(
+                "at some probes for allocations ({unknown}) arguments have forms that are not known: their blocks are missing"
+            )
+        }));
+        SamplingRemarks {
+            timer: self.backend.timer_remark(),
+            budget: self.backend.sampling_remark(),
+            exceeded,
+        }
+    }
+
     /// Stops sampling and processes what was sampled, for `drain_time` at most: the rest counts as lost. `failure` is what ended
     /// the recording early, if anything did.
     pub fn finish(mut self, drain_time: Duration, mut failure: Option<Error>) -> FinishedRecording {
@@ -279,22 +297,11 @@ impl Recording {
         };
         self.session.update_thread_names();
         self.session.open_symbol_sources(self.pid);
-        let mut exceeded_limits = self.backend.exceeded_limits();
-        exceeded_limits.extend(self.session.activities.resident.exceeded());
-        exceeded_limits.extend(self.session.activities.allocations.exceeded());
-        let unknown = self.session.files.unknown_probes.get();
-        exceeded_limits.extend((unknown > 0).then(|| {
-            format!(
-                "at some probes for allocations ({unknown}) arguments have forms that are not known: their blocks are missing"
-            )
-        }));
         FinishedRecording {
+            remarks: self.remarks(),
             session: self.session,
             began: self.start.time,
             meta,
-            exceeded_limits,
-            timer_remark: self.backend.timer_remark(),
-            sampling_remark: self.backend.sampling_remark(),
             failure,
         }
         // The backend goes here: its descriptors are privileges too.
@@ -582,18 +589,23 @@ fn while_buffering<R>(backend: &mut dyn Backend, meanwhile: &(dyn Fn() + Sync), 
     })
 }
 
+/// What a user may want to know of how samples were taken, as texts.
+pub struct SamplingRemarks {
+    /// How threads were sampled that the usual timer cannot sample.
+    pub timer: Option<String>,
+    /// Which share of the samples was taken, if not all were.
+    pub budget: Option<String>,
+    /// Limits that were exceeded.
+    pub exceeded: Vec<String>,
+}
+
 /// A recording whose samples are complete, and whose names are not read yet.
 pub struct FinishedRecording {
     session: Session,
     /// On the samples' clock, ns.
     began: u64,
     meta: Meta,
-    /// Limits of the backend that were exceeded, as text.
-    pub exceeded_limits: Vec<String>,
-    /// How threads were sampled that the usual timer cannot sample.
-    pub timer_remark: Option<String>,
-    /// Which share of the samples was taken, if not all were.
-    pub sampling_remark: Option<String>,
+    pub remarks: SamplingRemarks,
     /// What ended the recording early.
     pub failure: Option<Error>,
 }

@@ -27,7 +27,7 @@ use crate::process::launch::Launched;
 use crate::profile::model::{Meta, Profile};
 use crate::profile::resident::ResidentMemory;
 use crate::profile::summary;
-use crate::session::{FinishedRecording, Grouping, QualityCounts, replay};
+use crate::session::{FinishedRecording, Grouping, QualityCounts, SamplingRemarks, replay};
 use crate::sys;
 use crate::tape;
 use crate::tape::encode;
@@ -214,14 +214,26 @@ pub(super) fn print_finished(profile: &Profile, written: &str, is_verbose: bool)
     print_line(&summary::block(&profile.meta, written, is_verbose));
 }
 
-/// Prints what a user may want to know of the profile besides the summary's block.
-fn print_remarks(options: &RecordArgs, finished: &FinishedRecording, profile: &Profile, children: Duration) {
-    if let Some(remark) = &finished.timer_remark {
+/// Prints which samples were taken in another way than the usual one, or not taken.
+pub(super) fn print_sampling(remarks: &SamplingRemarks) {
+    if let Some(remark) = &remarks.timer {
         print_line(&format!("  timer:    {remark}"));
     }
-    if let Some(remark) = &finished.sampling_remark {
+    if let Some(remark) = &remarks.budget {
         print_line(&format!("  budget:   {remark}"));
     }
+}
+
+/// Prints the limits that were exceeded.
+pub(super) fn print_exceeded(remarks: &SamplingRemarks) {
+    for limit in &remarks.exceeded {
+        print_line(&format!("  limit:    {limit}"));
+    }
+}
+
+/// Prints what a user may want to know of the profile besides the summary's block.
+fn print_remarks(options: &RecordArgs, finished: &FinishedRecording, profile: &Profile, children: Duration) {
+    print_sampling(&finished.remarks);
     if let Some(lines) = summary::memory(&profile.meta) {
         print_line(&lines);
         // A program that has ended has given back most of its memory.
@@ -243,9 +255,7 @@ fn print_remarks(options: &RecordArgs, finished: &FinishedRecording, profile: &P
     if let Some(line) = advice.or_else(|| summary::thread_states(profile, options.shown.frames.idle)) {
         print_line(&line);
     }
-    for limit in &finished.exceeded_limits {
-        print_line(&format!("  limit:    {limit}"));
-    }
+    print_exceeded(&finished.remarks);
     if let Some(line) = summary::cut_names(profile) {
         print_line(&line);
     }

@@ -7,6 +7,7 @@ use std::time::Duration;
 use crate::capture::Mode;
 use crate::cli::args::{ProcessRef, Top};
 use crate::cli::backend::check_rate;
+use crate::cli::commands::record::{print_exceeded, print_sampling};
 use crate::cli::discover;
 use crate::cli::live::{Invoker, LiveOptions, LiveRecording, LiveTarget, PreparedTarget};
 use crate::cli::output::Output;
@@ -108,6 +109,8 @@ pub fn top(options: &Top) -> Result<()> {
         q.lost,
         summary::stacks(&q)
     ));
+    let remarks = recording.remarks();
+    print_sampling(&remarks);
     let memory = Meta {
         memory: recording.memory_accounts(),
         ..Meta::default()
@@ -115,6 +118,7 @@ pub fn top(options: &Top) -> Result<()> {
     if let Some(lines) = summary::memory(&memory) {
         print_line(&lines);
     }
+    print_exceeded(&remarks);
     Ok(())
 }
 
