@@ -160,6 +160,12 @@ fn memory_belongs_to_the_function_that_touched_it() {
     let recording = attached(&[], OPTIONS);
     check_known(&recording, false);
     recording.check_quality("rss");
+    // Of each sample the page fault is found, or what the system call fills.
+    assert!(
+        !recording.stderr.contains("it is not known where they lie"),
+        "{}",
+        recording.stderr
+    );
     let profile = &recording.profile;
     let default = &profile.value_types()[profile.default_value()];
     assert_eq!(default.kind.key(), "rss_bytes");
