@@ -76,8 +76,9 @@ const OTHERS_RETURNED: usize = OTHERS_GROWN + MEMBERS;
 const PROGRAMS: [(&str, &str); 2] = [("rss_changed", "rss_stat"), ("exec_rss", "sched_process_exec")];
 const WITH_CHILDREN: (&str, &str) = ("fork_rss", "sched_process_fork");
 const AREAS: (&str, &str) = ("area_found", "vm_unmapped_area");
-/// Those at page faults, where they are noted, and the program where the kernel has no such tracepoints.
+/// The program that says whether page faults are to be noted, ...
 const NOTES_FAULTS: &str = "notes_faults";
+/// ... those that note them, and the one that does where the kernel has no such tracepoints.
 const FAULTS: [(&str, &str); 2] = [("user_fault", "page_fault_user"), ("kernel_fault", "page_fault_kernel")];
 const COUNTED_FAULTS: &str = "counted_fault";
 const BEGIN: &str = "begin_rss";
