@@ -208,6 +208,12 @@ fn commands_and_children_are_observed_from_their_start() {
     let options = [OPTIONS, &["--subprocesses"]].concat();
     let recording = record(&options, &programs::known_growth(&["child"]));
     check_known(&recording, true);
+    // (`record` gives one.)
+    assert!(
+        recording.stderr.contains("--rate has no effect"),
+        "{}",
+        recording.stderr
+    );
     let accounts = &recording.profile.meta.memory;
     let grown: Vec<u64> = accounts
         .iter()

@@ -159,11 +159,15 @@ fn with_words(hint: &str, words: &[String]) -> String {
         .map_or((hint, ""), |(first, _)| (first, &hint[first.len()..]));
     match example.split(' ').collect::<Vec<_>>()[..] {
         ["sudo", program, "..."] | ["sudo", program, "attach", _] if !words.is_empty() => {
-            let words: Vec<String> = words.iter().map(|word| quoted(word)).collect();
-            format!("sudo {program} {}{others}", words.join(" "))
+            format!("sudo {program} {}{others}", quoted_words(words))
         }
         _ => hint.to_string(),
     }
+}
+
+/// Words as a shell reads them.
+fn quoted_words(words: &[String]) -> String {
+    words.iter().map(|word| quoted(word)).collect::<Vec<_>>().join(" ")
 }
 
 /// A word as a shell reads it.

@@ -6,6 +6,7 @@ use clap::error::{ContextKind, ContextValue, ErrorKind as Kind};
 use clap::{Args, CommandFactory};
 
 use super::args::{Cli, RecordCommand};
+use super::quoted_words;
 use crate::error::{Error, ErrorKind, Result};
 
 /// Options of other profilers (perf 6.1, py-spy 0.4), and what is used for them here. Of several answers to one option, the
@@ -342,7 +343,10 @@ pub fn check_no_command(pid: u32, command: &[String]) -> Result<()> {
     }
     Err(
         Error::new(ErrorKind::Usage, "`record` takes a PID or a command, not both")
-            .why(format!("--pid {pid} and the command {} are given", command.join(" ")))
+            .why(format!(
+                "--pid {pid} and the command {} are given",
+                quoted_words(command)
+            ))
             .hint(format!(
                 "nativeprof record --pid {pid} -o out.svg, or nativeprof record -o out.svg -- COMMAND"
             )),

@@ -24,8 +24,8 @@ pub use mcp::McpCommand;
 use offered::{formats, values, wait_kinds};
 pub use push::{CredentialArgs, PushCommand};
 pub use shared::{
-    Browse, DebuginfodArg, FrameArgs, HistoryArgs, HistoryProcesses, LabelArgs, PageArgs, ProcessRef, ResidentAt,
-    Sampling, SymbolArgs, TargetArg, TaskArgs, TimePoint, TimeRangeArgs, ViewArgs,
+    Browse, DEFAULT_RATE, DebuginfodArg, FrameArgs, HistoryArgs, HistoryProcesses, LabelArgs, PageArgs, ProcessRef,
+    ResidentAt, Sampling, SymbolArgs, TargetArg, TaskArgs, TimePoint, TimeRangeArgs, ViewArgs,
 };
 use shared::{rate, seconds};
 
@@ -212,7 +212,7 @@ pub struct Top {
     #[command(flatten)]
     pub of_history: HistoryProcesses,
     /// Samples per second of CPU time, per thread
-    #[arg(short, long, value_name = "HZ", default_value_t = 99, value_parser = rate)]
+    #[arg(short, long, value_name = "HZ", default_value_t = DEFAULT_RATE, value_parser = rate)]
     pub rate: u64,
     #[command(flatten)]
     pub sampling: Sampling,
@@ -462,7 +462,7 @@ pub enum BackendChoice {
 #[derive(Debug, Args)]
 pub struct RecordArgs {
     /// Samples per second of CPU time, per thread
-    #[arg(short, long, value_name = "HZ", default_value_t = 99, value_parser = rate)]
+    #[arg(short, long, value_name = "HZ", default_value_t = DEFAULT_RATE, value_parser = rate)]
     pub rate: u64,
     /// Stop after this many seconds, or after a time such as 500ms, 5m or 1h
     #[arg(short, long, value_name = "SECONDS", value_parser = seconds)]

@@ -15,6 +15,9 @@ use crate::profile::measure::{Clock, Measure};
 use crate::profile::values::Unit;
 use crate::profile::views::ViewOptions;
 
+/// Samples per second, unless `--rate` says otherwise.
+pub const DEFAULT_RATE: u64 = 99;
+
 /// A process: its PID, or the name of its program or script.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ProcessRef {

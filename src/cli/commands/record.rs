@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use crate::capture::{self, Backend};
-use crate::cli::args::{RecordArgs, ResidentAt};
+use crate::cli::args::{DEFAULT_RATE, RecordArgs, ResidentAt};
 use crate::cli::backend::check_rate;
 use crate::cli::commands::allocations;
 use crate::cli::discover;
@@ -120,6 +120,9 @@ pub fn record(target: LiveTarget, options: &RecordArgs) -> Result<u8> {
         options.sampling.frequency(options.rate),
         live.recording.backend_name()
     ));
+    if options.sampling.mode.is_of_memory() && options.rate != DEFAULT_RATE {
+        print_line("nativeprof: --rate has no effect: samples of memory are not taken by time");
+    }
     let (ended, failure) = sample(&mut live, options);
     if is_left_alone(options) {
         return Err(Error::new(ErrorKind::Io, "the recording was given up")

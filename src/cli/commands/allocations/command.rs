@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use super::{MAX_PROFILE, from_outside, output, shown, write};
 use crate::cli::args::RecordArgs;
 use crate::cli::live::Invoker;
-use crate::cli::{FAILED, print_error, print_line, print_status};
+use crate::cli::{FAILED, print_error, print_line, print_status, quoted_words};
 use crate::error::{Error, ErrorKind, Result};
 use crate::privileges::credentials::{Caps, User};
 use crate::privileges::phases;
@@ -101,7 +101,7 @@ fn refused(words: &[String], user: Option<&User>, why: NoPythonCommand) -> Error
     if let Err(e) = Launched::prepare(words, user, Streams::None) {
         return e;
     }
-    let line = words.join(" ");
+    let line = quoted_words(words);
     let name = words.first().map_or("", String::as_str);
     let (what, why) = match why {
         NoPythonCommand::NotPython => (
@@ -132,7 +132,7 @@ fn try_package(python: &PythonCommand, words: &[String], user: Option<&User>) ->
         format!("{name} cannot use the package nativeprof"),
         format!(
             "{name} -m pip install --upgrade nativeprof, or {}",
-            from_outside(&format!("record --mode rss -- {}", words.join(" ")))
+            from_outside(&format!("record --mode rss -- {}", quoted_words(words)))
         ),
     );
     let unusable = |why: String| Err(Error::new(ErrorKind::Unsupported, &what).why(why).hint(&advice));

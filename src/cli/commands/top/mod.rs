@@ -11,7 +11,7 @@ use crate::cli::commands::record::{print_exceeded, print_sampling};
 use crate::cli::discover;
 use crate::cli::live::{Invoker, LiveOptions, LiveRecording, LiveTarget, PreparedTarget};
 use crate::cli::output::Output;
-use crate::cli::print_line;
+use crate::cli::{print_line, quoted_words};
 use crate::error::{Error, ErrorKind, Result};
 use crate::event::Tid;
 use crate::privileges::credentials::Caps;
@@ -58,7 +58,7 @@ pub fn top(options: &Top) -> Result<()> {
             .hint(match (attached, directory) {
                 (Some(pid), _) => format!("nativeprof record --pid {pid} -d 10 -o out.html"),
                 (None, Some(directory)) => format!("nativeprof report {} --last 10m", directory.display()),
-                (None, None) => format!("nativeprof record -o out.html -- {}", options.command.join(" ")),
+                (None, None) => format!("nativeprof record -o out.html -- {}", quoted_words(&options.command)),
             }));
     }
     if let Some(directory) = directory {
