@@ -82,7 +82,7 @@ fn slower_commands_are_found_and_equal_ones_are_not() {
         assert!(said.contains("runs of each command in "), "{said}");
         // In the last look, or in an earlier one.
         let is_named =
-            said.contains("all CPU time grew by ") || said.contains("growth by more than the limit was seen ");
+            said.contains("all CPU time grew by ") || said.contains("growth by more than 5 % was seen after ");
         assert!(is_named, "{said}");
         assert!(
             !said.contains("nativeprof: undecided"),

@@ -127,6 +127,20 @@ fn commands_that_end_at_once_leave_a_profile() {
     }
 }
 
+/// The longest interval between samples that the budget led to, bytes: `one for 16.00 KiB to 4.00 MiB on average`.
+fn longest_interval(said: &str) -> f64 {
+    let (_, range) = said.split_once(": one for ").expect("what the budget left out");
+    let (_, longest) = range.split_once(" to ").expect("a range");
+    let (number, rest) = longest.split_once(' ').expect("a number and a unit");
+    let unit = match rest.split_once(' ').map(|(unit, _)| unit) {
+        Some("KiB") => 1024.0,
+        Some("MiB") => MIB as f64,
+        Some("GiB") => 1024.0 * MIB as f64,
+        _ => panic!("{said}"),
+    };
+    unit * number.parse::<f64>().expect("a number")
+}
+
 /// Fewer samples than the interval asks for stand for as much.
 #[test]
 fn samples_within_a_budget_stand_for_more() {
@@ -145,8 +159,10 @@ fn samples_within_a_budget_stand_for_more() {
         .collect();
     let (seen, squares): (f64, f64) = (amounts.iter().sum(), amounts.iter().map(|amount| amount * amount).sum());
     let grown = profile.meta.memory[0].total().grown as f64;
+    // Where the machine is busy, the interval may get so long that what remains has no sample.
+    let unseen = 10.0 * longest_interval(&recording.stderr);
     assert!(
-        (seen - grown).abs() <= 5.0 * squares.sqrt(),
+        -5.0 * squares.sqrt() - unseen <= seen - grown && seen - grown <= 5.0 * squares.sqrt(),
         "{seen} bytes, not {grown}\n{}",
         recording.stderr
     );
