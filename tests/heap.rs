@@ -9,6 +9,7 @@ use std::process::{Command, Stdio};
 
 use serde_json::Value;
 
+use common::pythons::each_of;
 use common::{Program, Python, Scratch, nativeprof, newest_python, programs, pythons};
 
 mod common;
@@ -153,6 +154,36 @@ fn a_known_heap() {
     program.send("grow");
     program.wait_for("GROWN");
     check_growth(&full, &heap(program.pid(), &["--all"]));
+}
+
+/// A child has the pages that its parent wrote, and nothing else until it needs it: not the names of types.
+#[test]
+fn a_forked_child_has_the_types_of_its_parent() {
+    let with_heap = |python: &&Python| python.minor >= 8;
+    let known: Vec<Python> = pythons().iter().filter(with_heap).cloned().collect();
+    each_of(&known, |python| {
+        let mut program = Program::start(python.script("forked_heap.py"));
+        let child = said(&program, "CHILD ").expect("a child")[0] as u32;
+        let before = kernel_view(child);
+        let census = heap(child, &["--all"]);
+        assert_eq!(kernel_view(child), before, "reading changes nothing");
+        assert!(
+            number(&census["private_bytes"]) * 2 < number(&census["rss_bytes"]),
+            "its parent has most of it: {census}"
+        );
+        let types = census["types"].as_array().expect("types");
+        for (name, least) in [
+            ("__main__.ForkedPlain", 3000),
+            ("float", 20_000),
+            ("dict", 2000),
+            ("str", 2000),
+        ] {
+            let row = types.iter().find(|row| row["name"] == name);
+            let count = row.map_or(0, |row| number(&row["count"][0]));
+            assert!((least..least + 20_000).contains(&count), "{name}: {count}");
+        }
+        program.finish();
+    });
 }
 
 /// Compares the C heap with what mallinfo2(3) says, which glibc has since 2.33.

@@ -6,6 +6,7 @@ use std::time::Duration;
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::estimate::Estimate;
+use super::files::FileBackedMemory;
 use super::glibc::{self, Arena, Block, Deadline, Glibc, LARGE};
 use super::mappings::{Account, Amounts, Claim, Part, divide};
 use super::present::{Present, PresentMemory, PresentSystem};
@@ -216,10 +217,11 @@ impl Census {
     pub fn take(pid: Pid, options: &CensusOptions) -> Result<Census> {
         let live = ProcessMemory(&LiveSystem, pid);
         let Mapped { smaps, present, arenas } = Mapped::read_consistent(pid, &live)?;
-        let memory = PresentMemory {
+        let resident = PresentMemory {
             memory: &live,
             present: &present,
         };
+        let memory = FileBackedMemory::new(&resident, &LiveSystem, pid, &smaps);
         let mut notes = Vec::new();
         if !present.is_complete {
             notes.push("too many ranges of pages are in memory to look at all of them: parts may be too small".into());
@@ -310,6 +312,9 @@ impl Census {
             if python.is_truncated {
                 notes.push("there are more types or large buffers than are counted".into());
             }
+        }
+        if memory.is_exceeded() {
+            notes.push("too much of the files is not in memory to read it there: types may be missing".into());
         }
         let is_full = python.as_ref().is_some_and(|python| python.is_full);
         check_still_there(pid)?;

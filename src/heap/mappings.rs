@@ -148,6 +148,8 @@ pub struct AnonymousUse {
 pub struct Account {
     pub rss: u64,
     pub swap: u64,
+    /// The part of `rss` that no other process has.
+    pub private: u64,
     /// Huge pages of hugetlbfs, which are not resident memory to the kernel.
     pub hugetlb: u64,
     /// They sum to `rss`.
@@ -171,6 +173,7 @@ pub fn divide(smaps: &Smaps, present: &Present, mut claims: Vec<Claim>) -> Accou
     let mut account = Account {
         rss: smaps.total.rss,
         swap: smaps.total.swap,
+        private: smaps.total.private,
         hugetlb: smaps.total.hugetlb,
         ..Account::default()
     };

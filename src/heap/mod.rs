@@ -2,6 +2,7 @@
 //!
 //! - `census` has the order of the steps.
 //! - `present` says which pages are in memory. Only these are read: reading another one would bring it into the target.
+//!   What a file has of the others is read there, by `files`.
 //! - `mappings` divides the resident memory of a process into parts that sum to it; `stacks` finds the stacks of its threads.
 //! - `glibc` finds the arenas of the C library and walks their chunks.
 //! - `estimate` has what is known from a sample: a value with its interval.
@@ -9,6 +10,7 @@
 
 pub mod census;
 pub mod estimate;
+pub mod files;
 pub mod glibc;
 pub mod mappings;
 pub mod present;

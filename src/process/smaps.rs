@@ -73,6 +73,8 @@ pub struct Area {
     pub is_shared: bool,
     /// Of a file; else the name is empty or one that the kernel gives (`[heap]`).
     pub is_file: bool,
+    /// Offset in the file, bytes.
+    pub offset: u64,
     /// Its name's place in [`Smaps::names`].
     name: u32,
     pub usage: Usage,
@@ -144,6 +146,7 @@ impl Smaps {
                 is_writable: mapping.writable,
                 is_shared: mapping.shared,
                 is_file: mapping.inode != 0,
+                offset: mapping.offset,
                 name,
                 usage: Usage::default(),
             });
@@ -185,7 +188,7 @@ mod tests {
     fn areas_and_their_usage() {
         let text = b"1000-3000 rw-p 00000000 00:00 0          [heap]\nSize: 8 kB\nRss:   8 kB\nAnonymous: 4 kB\n\
             Private_Dirty: 3 kB\nPrivate_Clean: 1 kB\nSwap: 5 kB\nVmFlags: rd wr\n\
-            3000-4000 r--s 00000000 fd:01 42   /a\\012Rss: 7 kB\nRss: 4 kB\nShared_Hugetlb: 2048 kB\n\
+            3000-4000 r--s 00005000 fd:01 42   /a\\012Rss: 7 kB\nRss: 4 kB\nShared_Hugetlb: 2048 kB\n\
             nonsense\nRss: 100 kB\n\
             8000-9000 ---p 0 00:00 0\n\
             2000-3000 rw-p 0 00:00 0 \nRss: 12 kB\n7fff-8000 rw-p 0 00:00 0\nRss: 4 kB";
@@ -206,6 +209,7 @@ mod tests {
         };
         assert_eq!(smaps.areas[0].usage, heap);
         assert!(smaps.areas[1].is_file && smaps.areas[1].is_shared && !smaps.areas[1].is_writable);
+        assert_eq!(smaps.areas[1].offset, 0x5000);
         assert_eq!(
             (smaps.areas[1].usage.rss, smaps.areas[1].usage.hugetlb),
             (4 << 10, 2 << 20)

@@ -55,6 +55,7 @@ pub fn json(report: &Report) -> Value {
         "pid": report.pid,
         "command": report.command,
         "rss_bytes": account.rss,
+        "private_bytes": account.private,
         "swap_bytes": account.swap,
         "hugetlb_bytes": account.hugetlb,
         "python": report.census.interpreter,

@@ -28,8 +28,9 @@ pub fn text(report: &Report, style: &TerminalStyle) -> String {
     let _ = writeln!(out, "{}{}", line(python), pools(&report.census));
     let _ = writeln!(
         out,
-        "resident {}, swapped out {}, huge pages {}\n",
+        "resident {}, {} of it in no other process; swapped out {}, huge pages {}\n",
         bytes(account.rss),
+        bytes(account.private),
         bytes(account.swap),
         bytes(account.hugetlb)
     );
