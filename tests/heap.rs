@@ -290,8 +290,8 @@ fn programs_without_python_have_c_parts() {
          puts(\"READY\"); fflush(stdout); char c; return read(0, &c, 1) < 0; }\n",
     )
     .expect("a file");
-    for linking in [&[][..], &["-static"]] {
-        let program = scratch.path("blocks");
+    for (name, linking) in [("blocks", &[][..]), ("static_blocks", &["-static"])] {
+        let program = scratch.path(name);
         programs::compile(&source, &program, linking);
         let target = Program::start(Command::new(&program));
         let found = heap(target.pid(), &[]);

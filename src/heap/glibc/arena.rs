@@ -166,7 +166,7 @@ impl State<'_> {
         } else {
             is_chunk_address(smaps, top)
         };
-        system <= most && system.is_multiple_of(PAGE) && next != 0 && has_top && self.empty_bins(smaps).is_some()
+        system <= most && next != 0 && has_top && self.empty_bins(smaps).is_some()
     }
 }
 
@@ -365,10 +365,12 @@ fn main_segments(target: &Target, state: &State) -> Option<Arena> {
         .reduce(|heap, area| heap.start..if heap.end == area.start { area.end } else { heap.end });
     // The kernel may have refused to extend it; then the rest is in mappings, which nothing says where they are.
     if let Some(heap) = heap.filter(|heap| heap.contains(&top)) {
-        let (start, end) = (heap.start, top + chunk_size(target, top)?);
+        let end = top + chunk_size(target, top)?;
         if end > heap.end {
             return None;
         }
+        // What the program took of it before: a statically linked one has the variables of its main thread there.
+        let start = end.saturating_sub(system).next_multiple_of(HEADER).max(heap.start);
         arena.missing = system.saturating_sub(end - start);
         arena.segments.push(Segment {
             range: start..end,
@@ -382,11 +384,11 @@ fn main_segments(target: &Target, state: &State) -> Option<Arena> {
 
 /// Another arena, which has one heap or more.
 fn heaps(target: &Target, state: &State) -> Option<Arena> {
-    if !state.is_sound(target.smaps) {
-        return None;
-    }
     let memory = target.memory();
     let (system, top) = (state.system()?, state.top()?);
+    if !state.is_sound(target.smaps) || !system.is_multiple_of(PAGE) {
+        return None;
+    }
     // `heap_info` is before the arena in its first heap, and its size is not the same in all versions.
     let first_heap = state.address - state.address % HEAP_SIZE;
     let info = state.address - first_heap;

@@ -381,3 +381,22 @@ fn whatever_words_there_are_the_walk_ends_and_sums_hold() {
         }
     }
 }
+
+/// A statically linked program takes memory for the variables of its main thread before the first block.
+#[test]
+fn what_is_before_the_first_block_is_left_out() {
+    let mut words = sound();
+    let (expected, _) = read_all(&words);
+    words.set(HEAP - PAGE + 8, 0x123_4567);
+    words.set(HEAP - 8, 0x51);
+    let text = [
+        area(HEAP - PAGE, HEAP_SIZE + PAGE, "00:00 0 [heap]"),
+        area(THREAD_HEAP, THREAD_SIZE, "00:00 0"),
+        area(0x7e80_0000_0000, 0x50_0000, "00:00 0"),
+        area(DATA, 2 * PAGE, "fd:01 7 /lib/libc.so.6"),
+    ];
+    let smaps = Smaps::read(text.concat().as_bytes()).expect("text");
+    let (found, _) = read_in(&smaps, &words, &all(&smaps));
+    assert_eq!(found, expected);
+    assert!(found.is_ok_and(|glibc| glibc.arenas[0].lost == 0));
+}
