@@ -5,6 +5,7 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::{BufRead, BufReader};
+use std::path::Path;
 use std::process::{Command, Stdio};
 
 use serde_json::Value;
@@ -309,6 +310,56 @@ fn programs_without_python_have_c_parts() {
         assert!(pools.is_null() && types.is_some_and(Vec::is_empty));
         let text = printed(&["heap", &target.pid().to_string()]);
         assert!(text.contains("no Python found"), "{text}");
+    }
+}
+
+/// Blocks that no type of Python says anything about have their sizes, and objects of C++ their classes.
+#[test]
+fn blocks_of_the_c_heap_have_sizes_and_classes() {
+    for command in programs::classes() {
+        let name = format!("{command:?}");
+        let mut target = Program::start(command);
+        let scratch = Scratch::new();
+        let [before, after] = ["before.json", "after.json"].map(|file| scratch.path(file));
+        let pid = target.pid();
+        let save = |path: &Path| {
+            let census = heap(pid, &[]);
+            fs::write(path, census.to_string()).expect("a file");
+            census
+        };
+        let first = save(&before);
+        let rows = first["c_blocks"].as_array().expect("blocks");
+        let count = |class: Option<&str>, usable: u64| {
+            let is_it = |row: &&Value| row["class"].as_str() == class && row["usable_bytes"] == usable;
+            rows.iter().find(is_it).map_or(0, |row| number(&row["count"]))
+        };
+        // Each chunk has 8 bytes for itself, and its size is a multiple of 16.
+        for (class, usable, made) in [
+            ("known::Widget", 56, 3000),
+            ("known::Holder<int>", 72, 2000),
+            ("(anonymous namespace)::Hidden", 120, 500),
+            ("std::runtime_error", 24, 100),
+        ] {
+            assert_eq!(count(Some(class), usable), made, "{name}: {class}: {rows:?}");
+        }
+        let plain = count(None, 200);
+        assert!((1000..1010).contains(&plain), "{name}: {plain}");
+        let text = printed(&["heap", &pid.to_string()]);
+        assert!(
+            text.contains("3000  187.5 KiB  known::Widget of 41 to 56 bytes"),
+            "{text}"
+        );
+
+        target.send("more");
+        target.wait_for("GROWN");
+        save(&after);
+        let paths = [&before, &after].map(|path| path.to_str().expect("UTF-8"));
+        let text = printed(&["diff", paths[0], paths[1]]);
+        assert!(
+            text.contains("+700  +43.75 KiB  known::Widget of 41 to 56 bytes"),
+            "{text}"
+        );
+        target.finish();
     }
 }
 

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use rustc_hash::{FxHashMap, FxHashSet};
 
+use super::blocks::{BlockCounter, BlockUse};
 use super::estimate::Estimate;
 use super::files::FileBackedMemory;
 use super::glibc::{self, Arena, Block, Deadline, Glibc, LARGE};
@@ -64,6 +65,8 @@ pub struct Census {
     pub types: Vec<TypeUse>,
     /// `None`: the C library is another one.
     pub glibc: Option<Glibc>,
+    /// Smaller blocks of the C heap that are no objects of Python, by size and class. Objects may own them.
+    pub blocks: Vec<BlockUse>,
     /// Blocks of the C heap of [`LARGE`] bytes and more, the largest first.
     pub large: Vec<LargeUse>,
     /// All of Python's heap was read, or searched, for their owners.
@@ -253,12 +256,16 @@ impl Census {
             deadline: Deadline::after(options.budget.map_or(MAX_C_TIME, |budget| budget.max(MIN_C_TIME))),
         };
         let mut objects = FxHashMap::default();
+        let mut blocks = BlockCounter::new(&memory, &smaps);
         let mut visit = |block: Block| {
-            let Some(counter) = &mut counter else { return };
+            let (address, usable, head) = (block.address, block.usable(), block.head);
+            let counter = counter.as_mut();
             if block.bytes < LARGE {
-                counter.count_c_block(block.address, block.usable(), block.head);
-            } else if let Some(name) = counter.count_known_block(block.address, block.usable(), block.head) {
-                objects.insert(block.address, name.to_vec());
+                if !counter.is_some_and(|counter| counter.count_c_block(address, usable, head)) {
+                    blocks.count(&block);
+                }
+            } else if let Some(name) = counter.and_then(|counter| counter.count_known_block(address, usable, head)) {
+                objects.insert(address, name.to_vec());
             }
         };
         let glibc = match arenas {
@@ -330,6 +337,7 @@ impl Census {
             }),
             types,
             glibc,
+            blocks: blocks.finish(),
             large,
             sample,
             notes,

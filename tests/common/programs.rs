@@ -92,6 +92,15 @@ pub fn native(args: &[&str]) -> Command {
     command
 }
 
+/// The program with objects of C++ classes: without symbols, or linked statically.
+pub fn classes() -> [Command; 2] {
+    [("stripped_classes", "-s"), ("static_classes", "-static")].map(|(name, linking)| {
+        let exe = built().join(name);
+        compile_by("g++", &sources().join("classes.cc"), &exe, &[linking]);
+        Command::new(exe)
+    })
+}
+
 /// The program whose resident memory grows by known amounts.
 pub fn known_growth(args: &[&str]) -> Command {
     let exe = built().join("known_growth");

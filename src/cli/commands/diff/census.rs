@@ -12,6 +12,7 @@ use crate::cli::output::JSON_VERSION;
 use crate::cli::output::style::{Color, TerminalStyle};
 use crate::cli::output::table::{self, Cell, Overflow, plain};
 use crate::error::{Error, ErrorKind, Result};
+use crate::heap::blocks;
 use crate::heap::estimate::Estimate;
 use crate::heap::mappings::Part;
 use crate::privileges::phases;
@@ -19,6 +20,8 @@ use crate::profile::values::Unit;
 
 /// Rows of the table of types.
 const MAX_ROWS: usize = 30;
+/// Rows of the table of blocks of the C heap.
+const MAX_BLOCKS: usize = 10;
 
 /// A census that was saved.
 struct Saved {
@@ -26,7 +29,12 @@ struct Saved {
     parts: BTreeMap<String, u64>,
     /// Count and bytes.
     types: BTreeMap<String, (Estimate, Estimate)>,
+    /// Blocks of the C heap. `None`: it has none of them, since it is older or the C heap was not divided.
+    blocks: Option<Blocks>,
 }
+
+/// Count and bytes of blocks, by their size and class.
+type Blocks = BTreeMap<(u64, Option<String>), (u64, u64)>;
 
 /// A type in both.
 struct Change<'a> {
@@ -125,11 +133,57 @@ fn saved(census: &Value) -> Option<Saved> {
         let sums = types.entry(name(row)?).or_default();
         *sums = (sums.0 + count, sums.1 + bytes);
     }
+    let blocks = match census.get("c_blocks") {
+        Some(rows) => saved_blocks(rows)?,
+        None => Blocks::new(),
+    };
     Some(Saved {
+        blocks: Some(blocks).filter(|blocks| !blocks.is_empty()),
         rss: census.get("rss_bytes")?.as_u64()?,
         parts: parts.collect::<Option<_>>()?,
         types,
     })
+}
+
+fn saved_blocks(rows: &Value) -> Option<Blocks> {
+    let row = |row: &Value| {
+        let number = |key: &str| row.get(key).and_then(Value::as_u64);
+        let class = row.get("class").and_then(Value::as_str).map(String::from);
+        Some(((number("usable_bytes")?, class), (number("count")?, number("bytes")?)))
+    };
+    rows.as_array()?.iter().map(row).collect()
+}
+
+/// Blocks of a size and class in both.
+struct BlockChange<'a> {
+    usable: u64,
+    class: Option<&'a str>,
+    count: [u64; 2],
+    bytes: [u64; 2],
+}
+
+/// The blocks of the C heap of both, those whose bytes changed most first. None if one of the censuses has none.
+fn block_changes<'a>(before: &'a Saved, after: &'a Saved) -> Vec<BlockChange<'a>> {
+    let (Some(before), Some(after)) = (&before.blocks, &after.blocks) else {
+        return Vec::new();
+    };
+    let mut kinds: Vec<&(u64, Option<String>)> = before.keys().chain(after.keys()).collect();
+    kinds.sort_unstable();
+    kinds.dedup();
+    let change = |kind: &'a (u64, Option<String>)| {
+        let of = |blocks: &Blocks| blocks.get(kind).copied().unwrap_or_default();
+        let (first, last) = (of(before), of(after));
+        BlockChange {
+            usable: kind.0,
+            class: kind.1.as_deref(),
+            count: [first.0, last.0],
+            bytes: [first.1, last.1],
+        }
+    };
+    let changes = kinds.into_iter().map(change);
+    let mut changes: Vec<BlockChange> = changes.filter(|change| change.count[0] != change.count[1]).collect();
+    changes.sort_by_key(|change| std::cmp::Reverse(change.bytes[0].abs_diff(change.bytes[1])));
+    changes
 }
 
 /// The types of both, those whose bytes changed most first.
@@ -219,8 +273,9 @@ fn text(before: &Saved, after: &Saved, changes: &[Change], all: bool, style: &Te
         .filter(|change| all || change.is_significant())
         .take(if all { usize::MAX } else { MAX_ROWS })
         .collect();
+    let blocks = blocks_text(&block_changes(before, after), all, style);
     if shown.is_empty() {
-        return out + "\nNo type has changed significantly.\n";
+        return out + "\nNo type has changed significantly.\n" + &blocks;
     }
     let row = |change: &&Change| {
         let (value, low, high) = change.change;
@@ -252,7 +307,30 @@ fn text(before: &Saved, after: &Saved, changes: &[Change], all: bool, style: &Te
         ("TYPE", Overflow::Start),
     ];
     out.push('\n');
-    out + &table::draw(&columns, &rows, style)
+    out + &table::draw(&columns, &rows, style) + &blocks
+}
+
+/// The blocks of the C heap that changed, below an empty line.
+fn blocks_text(changes: &[BlockChange], all: bool, style: &TerminalStyle) -> String {
+    let row = |change: &BlockChange| {
+        let ([first, last], [before, after]) = (change.count, change.bytes);
+        vec![
+            plain(format!("{:+}", growth(first, last))),
+            plain(signed(growth(before, after))),
+            plain(blocks::text(change.usable, change.class)),
+        ]
+    };
+    let most = if all { usize::MAX } else { MAX_BLOCKS };
+    let rows: Vec<Vec<Cell>> = changes.iter().take(most).map(row).collect();
+    if rows.is_empty() {
+        return String::new();
+    }
+    let columns = [
+        ("COUNT", Overflow::Number),
+        ("BYTES", Overflow::Number),
+        ("BLOCKS OF THE C HEAP THAT ARE NO OBJECTS OF PYTHON", Overflow::Start),
+    ];
+    format!("\n{}", table::draw(&columns, &rows, style))
 }
 
 fn to_json(before: &Saved, after: &Saved, changes: &[Change]) -> Value {
@@ -271,18 +349,28 @@ fn to_json(before: &Saved, after: &Saved, changes: &[Change]) -> Value {
             "significant": change.is_significant(),
         })
     });
+    let blocks = block_changes(before, after).into_iter().map(|change| {
+        json!({
+            "usable_bytes": change.usable,
+            "class": change.class,
+            "count": change.count,
+            "bytes": change.bytes,
+        })
+    });
     json!({
         "kind": "census_diff",
         "version": JSON_VERSION,
         "rss_bytes": [before.rss, after.rss],
         "parts": parts.collect::<Vec<_>>(),
         "types": types.collect::<Vec<_>>(),
+        "c_blocks": blocks.collect::<Vec<_>>(),
     })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cli::args::ColorWhen;
 
     #[test]
     fn differences_have_intervals() {
@@ -308,6 +396,7 @@ mod tests {
             r#"{"rss_bytes": 1, "parts": [], "types": {}}"#,
             r#"{"rss_bytes": -1, "parts": [], "types": []}"#,
             r#"{"rss_bytes": 1, "parts": [{"name": 1}], "types": []}"#,
+            r#"{"rss_bytes": 1, "parts": [], "types": [], "c_blocks": [{"usable_bytes": 1, "class": null, "count": 1}]}"#,
             r#"{"rss_bytes": 1, "parts": [], "types": [{"name": "a", "count": [1], "bytes": [1, 1, 1]}]}"#,
         ] {
             let value = serde_json::from_str(text).expect("JSON");
@@ -317,5 +406,38 @@ mod tests {
             "types": [{"name": "a", "count": [1, 2, 0], "bytes": [3, 3, 3]}, {"name": "a", "count": [1, 1, 1], "bytes": [4, 4, 4]}]}"#;
         let found = saved(&serde_json::from_str(text).expect("JSON")).expect("a census");
         assert_eq!(found.types["a"], (Estimate::exact(2), Estimate::exact(7)));
+    }
+
+    #[test]
+    fn blocks_of_the_c_heap_are_compared_by_size_and_class() {
+        let census = |rows: &str| {
+            let text = format!(r#"{{"rss_bytes": 1, "parts": [], "types": [], "c_blocks": [{rows}]}}"#);
+            saved(&serde_json::from_str(&text).expect("JSON")).expect("a census")
+        };
+        let before = census(
+            r#"{"usable_bytes": 24, "class": null, "count": 5, "bytes": 160},
+            {"usable_bytes": 24, "class": "leak::Widget", "count": 1, "bytes": 32},
+            {"usable_bytes": 40, "class": null, "count": 7, "bytes": 336}"#,
+        );
+        let after = census(
+            r#"{"usable_bytes": 24, "class": null, "count": 4, "bytes": 128},
+            {"usable_bytes": 24, "class": "leak::Widget", "count": 11, "bytes": 352},
+            {"usable_bytes": 40, "class": null, "count": 7, "bytes": 336}"#,
+        );
+        let shown = blocks_text(
+            &block_changes(&before, &after),
+            false,
+            &TerminalStyle::of_stdout(ColorWhen::Never),
+        );
+        let rows: Vec<&str> = shown.lines().skip(2).map(str::trim).collect();
+        assert_eq!(
+            rows,
+            [
+                "+10  +320 B  leak::Widget of 0 to 24 bytes",
+                "-1   -32 B  of 0 to 24 bytes"
+            ]
+        );
+        // A census without blocks has not been asked for them.
+        assert!(block_changes(&census(""), &after).is_empty());
     }
 }

@@ -9,7 +9,7 @@ use crate::heap::estimate::Estimate;
 use crate::heap::glibc::{ArenaUse, Glibc};
 use crate::heap::mappings::Part;
 
-/// Rows of the lists of large blocks, files and anonymous mappings.
+/// Rows of the lists of blocks, files and anonymous mappings.
 const MAX_ROWS: usize = 1000;
 
 /// The report as JSON. `diff` knows it by its first key. Names are text: what is not UTF-8 in them becomes U+FFFD.
@@ -31,6 +31,14 @@ pub fn json(report: &Report) -> Value {
             "is_mapped": block.is_mapped,
             "owner": relation,
             "type": owner.map(|name| String::from_utf8_lossy(name)),
+        })
+    });
+    let blocks = report.census.blocks.iter().take(MAX_ROWS).map(|block| {
+        json!({
+            "usable_bytes": block.usable,
+            "class": block.class,
+            "count": block.count,
+            "bytes": block.bytes,
         })
     });
     let files = account.files.iter().take(MAX_ROWS).map(|file| {
@@ -62,6 +70,7 @@ pub fn json(report: &Report) -> Value {
         "parts": parts.collect::<Vec<_>>(),
         "pools": report.census.python.as_ref().map(pools),
         "types": report.census.types.iter().map(row).collect::<Vec<_>>(),
+        "c_blocks": blocks.collect::<Vec<_>>(),
         "large": large.collect::<Vec<_>>(),
         "sample": report.census.sample.as_ref().map(sample),
         "glibc": report.census.glibc.as_ref().map(glibc),

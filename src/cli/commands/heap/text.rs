@@ -8,6 +8,7 @@ use super::Report;
 use crate::cli::output::style::{Color, TerminalStyle};
 use crate::cli::output::table::{self, Cell, Overflow, plain};
 use crate::escape::line;
+use crate::heap::blocks::BlockUse;
 use crate::heap::census::{Census, Owner};
 use crate::heap::estimate::Estimate;
 use crate::heap::glibc::{ArenaUse, Glibc};
@@ -36,6 +37,7 @@ pub fn text(report: &Report, style: &TerminalStyle) -> String {
     );
     out += &parts(account, style);
     out += &types(&report.census, style);
+    out += &blocks(&report.census, style);
     out += &large(&report.census, style);
     if let Some(glibc) = &report.census.glibc {
         out += &arenas(glibc, style);
@@ -133,6 +135,30 @@ fn types(census: &Census, style: &TerminalStyle) -> String {
         ("BYTES", Overflow::Number),
         ("99 % INTERVAL", Overflow::Number),
         ("TYPE", Overflow::Start),
+    ];
+    section(&columns, &rows, style)
+}
+
+/// Blocks of the C heap by size and class.
+fn blocks(census: &Census, style: &TerminalStyle) -> String {
+    let row = |count: u64, amount: u64, text: String| vec![plain(count.to_string()), plain(bytes(amount)), plain(text)];
+    let shown = census.blocks.iter().take(MAX_ROWS);
+    let mut rows: Vec<Vec<Cell>> = shown.map(|block| row(block.count, block.bytes, block.text())).collect();
+    let others = census.blocks.get(MAX_ROWS..).unwrap_or_default();
+    if !others.is_empty() {
+        let sum = |of: fn(&BlockUse) -> u64| others.iter().map(of).sum();
+        let text = format!("of {} other sizes", others.len());
+        rows.push(row(sum(|block| block.count), sum(|block| block.bytes), text));
+    }
+    let what = if census.python.is_none() {
+        "BLOCKS OF THE C HEAP"
+    } else {
+        "BLOCKS OF THE C HEAP THAT ARE NO OBJECTS OF PYTHON"
+    };
+    let columns = [
+        ("COUNT", Overflow::Number),
+        ("BYTES", Overflow::Number),
+        (what, Overflow::Start),
     ];
     section(&columns, &rows, style)
 }
