@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use libfuzzer_sys::fuzz_target;
+use nativeprof::heap::blocks::BlockCounter;
 use nativeprof::heap::glibc::{Arena, Block, Deadline, PLACES, Segment, Target, Walk, find, read};
 use nativeprof::heap::mappings::divide;
 use nativeprof::heap::present::Present;
@@ -54,7 +55,13 @@ fuzz_target!(|input: &[u8]| {
         memory: &memory,
         deadline: Deadline::after(LIMIT),
     };
-    let mut blocks = |block: Block| assert!(block.head.len() as u64 <= block.bytes);
+    let mut counter = BlockCounter::new(&memory, &smaps);
+    let (mut count, mut bytes) = (0, 0);
+    let mut blocks = |block: Block| {
+        assert!(block.head.len() as u64 <= block.bytes);
+        counter.count(&block);
+        (count, bytes) = (count + 1, block.bytes + bytes);
+    };
     let word = |at: usize| u64::from(head[at]) << 8 | u64::from(head[at + 1]);
     let segment = Segment {
         range: HEAP..heap_end,
@@ -77,6 +84,9 @@ fuzz_target!(|input: &[u8]| {
     });
     let mut claims = Vec::new();
     read(&target, &arenas, &mut claims, &mut blocks);
+    let rows = counter.finish();
+    assert_eq!(rows.iter().map(|row| row.count).sum::<u64>(), count);
+    assert_eq!(rows.iter().map(|row| row.bytes).sum::<u64>(), bytes);
     let account = divide(&smaps, &present, claims);
     assert_eq!(account.parts.values().sum::<u64>(), account.rss);
 });
