@@ -64,6 +64,11 @@ impl<'a> BlockCounter<'a> {
         *sums = (sums.0 + 1, sums.1.saturating_add(block.bytes));
     }
 
+    /// Whether there are more classes than are named.
+    pub fn is_truncated(&self) -> bool {
+        self.classes.is_truncated
+    }
+
     /// Those with most bytes first.
     pub fn finish(self) -> Vec<BlockUse> {
         let row = |(&(usable, class), &(count, bytes)): (&(u64, Option<u32>), &(u64, u64))| BlockUse {

@@ -321,7 +321,10 @@ impl Census {
             }
         }
         if memory.is_exceeded() {
-            notes.push("too much of the files is not in memory to read it there: types may be missing".into());
+            notes.push("not all pages of files that are not in memory were read: types may be missing".into());
+        }
+        if blocks.is_truncated() {
+            notes.push("there are more classes of C++ than are named".into());
         }
         let is_full = python.as_ref().is_some_and(|python| python.is_full);
         check_still_there(pid)?;

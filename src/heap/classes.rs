@@ -1,6 +1,8 @@
 //! Classes of C++ objects: an object with virtual functions begins with the address of its virtual table, before which is that of
 //! its type information, which has the mangled name. No symbols are needed (Itanium C++ ABI, sections 2.5.2 and 2.9.5).
 
+use std::rc::Rc;
+
 use rustc_hash::FxHashMap;
 
 use crate::process::memory::Memory;
@@ -10,6 +12,9 @@ use crate::process::smaps::{Area, Smaps};
 const MAX_KNOWN: usize = 1 << 16;
 /// Longest mangled name, bytes.
 const MAX_NAME: usize = 4096;
+/// Bytes of names that are read, and of those that are kept, in all.
+const MAX_READ: usize = 4 << 20;
+const MAX_KEPT: usize = 16 << 20;
 /// Bytes of a name that are read at once.
 const PIECE: usize = 64;
 /// Largest mapping behind a file's data that is taken for its variables, bytes. A program that is linked at a fixed address has
@@ -22,7 +27,13 @@ pub struct Classes<'a> {
     smaps: &'a Smaps,
     /// By address; `None`: no virtual table is there.
     known: FxHashMap<u64, Option<u32>>,
-    names: Vec<String>,
+    names: Vec<Rc<str>>,
+    /// By name: each file may have a table of its own for a class.
+    indices: FxHashMap<Rc<str>, u32>,
+    read: usize,
+    kept: usize,
+    /// There are more than are named.
+    pub is_truncated: bool,
 }
 
 impl<'a> Classes<'a> {
@@ -33,6 +44,10 @@ impl<'a> Classes<'a> {
             smaps,
             known: FxHashMap::default(),
             names: Vec::new(),
+            indices: FxHashMap::default(),
+            read: 0,
+            kept: 0,
+            is_truncated: false,
         }
     }
 
@@ -44,20 +59,32 @@ impl<'a> Classes<'a> {
         if let Some(known) = self.known.get(&word) {
             return *known;
         }
-        if self.known.len() >= MAX_KNOWN || !self.is_static(word) {
+        if !self.is_static(word) {
             return None;
         }
-        let class = self.read(word).map(|name| {
-            self.names.push(name);
-            (self.names.len() - 1) as u32
-        });
+        if self.known.len() >= MAX_KNOWN || self.read >= MAX_READ || self.kept >= MAX_KEPT {
+            self.is_truncated = true;
+            return None;
+        }
+        let class = self.read(word).map(|name| self.index_of(name));
         self.known.insert(word, class);
         class
     }
 
+    fn index_of(&mut self, name: String) -> u32 {
+        let next = self.names.len() as u32;
+        let name: Rc<str> = name.into();
+        let index = *self.indices.entry(name.clone()).or_insert(next);
+        if index == next {
+            self.kept += name.len();
+            self.names.push(name);
+        }
+        index
+    }
+
     /// The name of a class that was found.
     pub fn name(&self, class: u32) -> Option<&str> {
-        self.names.get(class as usize).map(String::as_str)
+        self.names.get(class as usize).map(|name| &**name)
     }
 
     /// Whether an address is in the data of a file.
@@ -75,7 +102,7 @@ impl<'a> Classes<'a> {
     }
 
     /// The name of the class with this virtual table.
-    fn read(&self, table: u64) -> Option<String> {
+    fn read(&mut self, table: u64) -> Option<String> {
         let [to_top, information] = self.words(table.checked_sub(16)?)?;
         // An object begins with the table of its first part.
         if to_top != 0 || !information.is_multiple_of(8) || !self.is_static(information) {
@@ -86,6 +113,7 @@ impl<'a> Classes<'a> {
             return None;
         }
         let mangled = self.text(name)?;
+        self.read += mangled.len();
         // The mark of names that other files may have, too.
         let mangled = mangled.strip_prefix('*').unwrap_or(&mangled);
         let text = symbolize::demangle(&format!("_ZTI{mangled}")).into_owned();
@@ -170,6 +198,8 @@ mod tests {
         data.put_words(0x10230, &[0, 0x20000, 0]);
         data.put_words(0x10248, &[0, 0x10600, 0, 0]);
         data.put_words(0x10600, &[0x10040, 0x20000]);
+        data.put_words(0x10290, &[0, 0x10620, 0]);
+        data.put_words(0x10620, &[0x10040, 0x10800]);
         // A name without end.
         data.put_words(0x10260, &[0, 0x10700, 0]);
         data.put_words(0x10700, &[0x10040, 0x10fc0]);
@@ -187,6 +217,7 @@ mod tests {
             (0x10240, None),
             (0x10258, None),
             (0x10270, None),
+            (0x102a0, Some("leak::Widget")), // of another file
             (0x10111, None),
             (0x20000, None),
             (0x10000, None), // the table would begin before the file
@@ -200,5 +231,7 @@ mod tests {
                 assert_eq!(found.and_then(|class| classes.name(class)), expected, "{word:x}");
             }
         }
+        assert_eq!(classes.find(0x10110), classes.find(0x102a0));
+        assert!(!classes.is_truncated);
     }
 }

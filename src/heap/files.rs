@@ -12,8 +12,8 @@ use crate::process::memory::{Memory, in_pieces};
 use crate::process::smaps::{Area, Smaps};
 use crate::process::system::System;
 
-/// Pages that are read: 64 MiB.
-const MAX_PAGES: usize = 1 << 14;
+/// Pages that are read: 32 MiB.
+const MAX_PAGES: usize = 1 << 13;
 
 /// What a process has in memory, and for the rest what it would read from its files. Nothing is brought into the target.
 ///

@@ -146,12 +146,15 @@ fn saved(census: &Value) -> Option<Saved> {
 }
 
 fn saved_blocks(rows: &Value) -> Option<Blocks> {
-    let row = |row: &Value| {
+    let mut blocks = Blocks::new();
+    for row in rows.as_array()? {
         let number = |key: &str| row.get(key).and_then(Value::as_u64);
         let class = row.get("class").and_then(Value::as_str).map(String::from);
-        Some(((number("usable_bytes")?, class), (number("count")?, number("bytes")?)))
-    };
-    rows.as_array()?.iter().map(row).collect()
+        let sums = blocks.entry((number("usable_bytes")?, class)).or_default();
+        let (count, bytes) = (number("count")?, number("bytes")?);
+        *sums = (sums.0.saturating_add(count), sums.1.saturating_add(bytes));
+    }
+    Some(blocks)
 }
 
 /// Blocks of a size and class in both.
@@ -420,7 +423,8 @@ mod tests {
             {"usable_bytes": 40, "class": null, "count": 7, "bytes": 336}"#,
         );
         let after = census(
-            r#"{"usable_bytes": 24, "class": null, "count": 4, "bytes": 128},
+            r#"{"usable_bytes": 24, "class": null, "count": 1, "bytes": 32},
+            {"usable_bytes": 24, "class": null, "count": 3, "bytes": 96},
             {"usable_bytes": 24, "class": "leak::Widget", "count": 11, "bytes": 352},
             {"usable_bytes": 40, "class": null, "count": 7, "bytes": 336}"#,
         );
