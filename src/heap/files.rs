@@ -14,6 +14,8 @@ use crate::process::system::System;
 
 /// Pages that are read: 32 MiB.
 const MAX_PAGES: usize = 1 << 13;
+/// Mappings of which the files are open: a process may open 1024 by default.
+const MAX_FILES: usize = 512;
 
 /// What a process has in memory, and for the rest what it would read from its files. Nothing is brought into the target.
 ///
@@ -58,6 +60,10 @@ impl<'a> FileBackedMemory<'a> {
     /// Reads a page of an area from its file.
     fn read_page(&self, area: &Area, page: u64) -> Option<Box<[u8]>> {
         let mut files = self.files.borrow_mut();
+        if files.len() >= MAX_FILES && !files.contains_key(&area.start) {
+            self.is_exceeded.set(true);
+            return None;
+        }
         let file = files.entry(area.start).or_insert_with(|| {
             let path = self.smaps.name(area);
             let opened = self.system.open(self.pid, area.start, area.end, path, None);
