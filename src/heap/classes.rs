@@ -5,7 +5,7 @@ use std::rc::Rc;
 
 use rustc_hash::FxHashMap;
 
-use crate::process::memory::Memory;
+use crate::process::memory::{Memory, read_to_zero};
 use crate::process::smaps::{Area, Smaps};
 
 /// Addresses that are looked at: no program has so many virtual tables.
@@ -15,8 +15,6 @@ const MAX_NAME: usize = 4096;
 /// Bytes of names that are read, and of those that are kept, in all.
 const MAX_READ: usize = 4 << 20;
 const MAX_KEPT: usize = 16 << 20;
-/// Bytes of a name that are read at once.
-const PIECE: usize = 64;
 /// Largest mapping behind a file's data that is taken for its variables, bytes. A program that is linked at a fixed address has
 /// copies of the tables of libraries there.
 const MAX_BSS: u64 = 16 << 20;
@@ -53,7 +51,7 @@ impl<'a> Classes<'a> {
 
     /// The class of an object that begins with this word, by its index; `None`: it is no such object.
     pub fn find(&mut self, word: u64) -> Option<u32> {
-        if word == 0 || !word.is_multiple_of(8) {
+        if !word.is_multiple_of(8) {
             return None;
         }
         if let Some(known) = self.known.get(&word) {
@@ -112,8 +110,7 @@ impl<'a> Classes<'a> {
         if !kind.is_multiple_of(8) || !self.is_static(kind) || !self.is_static(name) {
             return None;
         }
-        let mangled = self.text(name)?;
-        self.read += mangled.len();
+        let mangled = self.mangled(name)?;
         // The mark of names that other files may have, too.
         let mangled = mangled.strip_prefix('*').unwrap_or(&mangled);
         let text = symbolize::demangle(&format!("_ZTI{mangled}")).into_owned();
@@ -124,25 +121,13 @@ impl<'a> Classes<'a> {
         Some([self.memory.u64(avma)?, self.memory.u64(avma.checked_add(8)?)?])
     }
 
-    /// Text up to a zero byte.
-    fn text(&self, avma: u64) -> Option<String> {
-        let (mut text, mut at) = (Vec::new(), avma);
-        while text.len() < MAX_NAME {
-            let mut piece = [0; PIECE];
-            // Up to a multiple, so that no page behind the end is needed.
-            let piece = piece.get_mut(..PIECE - (at % PIECE as u64) as usize)?;
-            if !self.memory.read(at, piece) {
-                return None;
-            }
-            let length = piece.iter().position(|byte| *byte == 0);
-            text.extend_from_slice(piece.get(..length.unwrap_or(piece.len()))?);
-            if length.is_some() {
-                let is_name = !text.is_empty() && text.iter().all(u8::is_ascii_graphic);
-                return is_name.then(|| String::from_utf8(text).ok()).flatten();
-            }
-            at = at.checked_add(piece.len() as u64)?;
-        }
-        None
+    /// A mangled name, which ends.
+    fn mangled(&mut self, avma: u64) -> Option<String> {
+        let name = read_to_zero(self.memory, avma, MAX_NAME)?;
+        // Also if it is none: each costs time.
+        self.read += name.len();
+        let is_name = !name.is_empty() && name.len() < MAX_NAME && name.iter().all(u8::is_ascii_graphic);
+        is_name.then(|| String::from_utf8(name).ok()).flatten()
     }
 }
 

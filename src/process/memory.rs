@@ -92,6 +92,25 @@ fn read_array<const N: usize>(memory: &(impl Memory + ?Sized), avma: u64) -> Opt
     memory.read(avma, &mut bytes).then_some(bytes)
 }
 
+/// The bytes from `avma` up to the first zero byte, and `max` of them if none is among these. `None`: they cannot be read.
+pub fn read_to_zero(memory: &dyn Memory, avma: u64, max: usize) -> Option<Vec<u8>> {
+    let (mut bytes, mut at) = (Vec::new(), avma);
+    while bytes.len() < max {
+        // Up to the end of a page at a time: the next one may not be readable.
+        let from = bytes.len();
+        let length = (PAGE - at % PAGE).min((max - from) as u64);
+        bytes.resize(from + length as usize, 0);
+        let piece = bytes.get_mut(from..)?;
+        memory.read(at, piece).then_some(())?;
+        if let Some(end) = piece.iter().position(|byte| *byte == 0) {
+            bytes.truncate(from + end);
+            break;
+        }
+        at = at.checked_add(length)?;
+    }
+    Some(bytes)
+}
+
 /// Memory of which nothing can be read.
 #[cfg(test)]
 pub struct NoMemory;
@@ -396,6 +415,20 @@ mod tests {
                 *b = (avma.wrapping_add(i as u64) / PAGE) as u8;
             }
             avma.checked_add(buf.len() as u64).is_some_and(|end| end <= 3 * PAGE)
+        }
+    }
+
+    #[test]
+    fn text_ends_at_a_zero_byte_or_where_it_is_too_long() {
+        let memory = Three(RefCell::default());
+        for (avma, max, expected) in [
+            (PAGE - 1, 4, Some(&[][..])),
+            (2 * PAGE - 2, 4, Some(&[1, 1, 2, 2])),
+            (3 * PAGE - 2, 2, Some(&[2, 2])),
+            (3 * PAGE - 2, 3, None),
+            (u64::MAX, 4, None),
+        ] {
+            assert_eq!(read_to_zero(&memory, avma, max).as_deref(), expected, "{avma:x} {max}");
         }
     }
 

@@ -24,7 +24,7 @@ use crate::cpython::object_layout::ObjectLayout;
 use crate::cpython::strings;
 use crate::cpython_layout::Layout;
 use crate::event::PAGE;
-use crate::process::memory::Memory;
+use crate::process::memory::{Memory, read_to_zero};
 
 /// Types that are kept at most.
 const MAX_TYPES: usize = 1 << 16;
@@ -353,18 +353,9 @@ impl<'a> Types<'a> {
 
     /// The text at an address, which is a name: it has no control characters and ends.
     fn name(&self, at: u64) -> Option<Vec<u8>> {
-        let mut bytes = [0; MAX_NAME];
-        // Up to the end of the page first: the next one may not be readable.
-        let first = ((PAGE - at % PAGE) as usize).min(MAX_NAME);
-        let (head, tail) = bytes.split_at_mut(first);
-        self.memory.read(at, head).then_some(())?;
-        if !head.contains(&0) && !tail.is_empty() {
-            self.memory.read(at.checked_add(first as u64)?, tail).then_some(())?;
-        }
         // A longer name is cut.
-        let end = bytes.iter().position(|byte| *byte == 0).unwrap_or(MAX_NAME);
-        let name = bytes.get(..end)?;
-        (!name.is_empty() && name.iter().all(|byte| *byte >= b' ' && *byte != 0x7f)).then(|| name.to_vec())
+        let name = read_to_zero(self.memory, at, MAX_NAME)?;
+        (!name.is_empty() && name.iter().all(|byte| *byte >= b' ' && *byte != 0x7f)).then_some(name)
     }
 }
 
