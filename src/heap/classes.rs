@@ -90,12 +90,8 @@ impl<'a> Classes<'a> {
         let Some(index) = self.smaps.index_of(avma) else {
             return false;
         };
-        let areas = &self.smaps.areas;
-        let is_bss = |area: &Area| {
-            let before = index.checked_sub(1).and_then(|before| areas.get(before));
-            area.end - area.start <= MAX_BSS && before.is_some_and(|before| before.is_file && before.end == area.start)
-        };
-        let area = areas.get(index).filter(|area| area.is_readable);
+        let is_bss = |area: &Area| area.end - area.start <= MAX_BSS && self.smaps.file_before(index).is_some();
+        let area = self.smaps.areas.get(index).filter(|area| area.is_readable);
         area.is_some_and(|area| area.is_file || is_bss(area))
     }
 

@@ -191,8 +191,7 @@ pub fn divide(smaps: &Smaps, present: &Present, mut claims: Vec<Claim>) -> Accou
         let claimed = claimed(area, present, inside);
         let rest = area.usage.rss - claimed.values().sum::<u64>();
         claimed.into_iter().for_each(|(part, bytes)| account.add(part, bytes));
-        let owner = smaps.areas.get(index.wrapping_sub(1));
-        match kind(smaps, area, owner) {
+        match kind(smaps, area, smaps.file_before(index)) {
             AreaKind::File(name) => {
                 let private = area.usage.private.min(rest);
                 account.add(Part::FilesPrivate, private);
@@ -337,8 +336,8 @@ enum AreaKind<'a> {
     Other(Part),
 }
 
-/// `before` is the area below.
-fn kind<'a>(smaps: &'a Smaps, area: &Area, before: Option<&'a Area>) -> AreaKind<'a> {
+/// `file_before`: [`Smaps::file_before`] of the area.
+fn kind<'a>(smaps: &'a Smaps, area: &Area, file_before: Option<&'a Area>) -> AreaKind<'a> {
     let name = smaps.name(area);
     if area.is_file {
         return AreaKind::File(name);
@@ -348,16 +347,13 @@ fn kind<'a>(smaps: &'a Smaps, area: &Area, before: Option<&'a Area>) -> AreaKind
         b"[stack]" => AreaKind::Other(Part::Stacks),
         // [vvar], [vsyscall], [uprobes] and others; names of programs' own begin with `[anon`.
         [b'[', rest @ ..] if !rest.starts_with(b"anon") => AreaKind::Other(Part::Kernel),
-        b"" => match before {
-            Some(data) if data.is_file && data.is_writable && is_bss(data, area) => AreaKind::File(smaps.name(data)),
+        _ => match file_before {
+            Some(data) if data.is_writable && area.is_writable && area.end - area.start <= MAX_BSS => {
+                AreaKind::File(smaps.name(data))
+            }
             _ => AreaKind::Anonymous,
         },
-        _ => AreaKind::Anonymous,
     }
-}
-
-fn is_bss(data: &Area, area: &Area) -> bool {
-    data.end == area.start && area.is_writable && !area.is_shared && area.end - area.start <= MAX_BSS
 }
 
 #[cfg(test)]

@@ -174,6 +174,15 @@ impl Smaps {
         (self.areas.get(index)?.start <= avma).then_some(index)
     }
 
+    /// The area of a file that this one lies directly behind and may continue, as variables without an initial value do; `None`
+    /// if this one is not private, or has a name.
+    pub fn file_before(&self, index: usize) -> Option<&Area> {
+        let area = self.areas.get(index)?;
+        let before = self.areas.get(index.checked_sub(1)?)?;
+        let is_anonymous = !area.is_file && !area.is_shared && self.name(area).is_empty();
+        (is_anonymous && before.is_file && before.end == area.start).then_some(before)
+    }
+
     /// The area that has this address.
     pub fn area_of(&self, avma: u64) -> Option<&Area> {
         self.areas.get(self.index_of(avma)?)
@@ -227,5 +236,19 @@ mod tests {
         ] {
             assert_eq!(smaps.index_of(avma), expected, "{avma:x}");
         }
+    }
+
+    #[test]
+    fn what_lies_behind_a_file() {
+        let text = b"1000-2000 rw-p 0 fd:01 7 /a\n2000-3000 rw-p 0 00:00 0\n3000-4000 rw-p 0 00:00 0\n\
+            5000-6000 r--p 0 fd:01 7 /a\n6000-7000 rw-s 0 00:00 0\n\
+            8000-9000 rw-p 0 fd:01 7 /a\n9000-a000 rw-p 0 00:00 0 [heap]\n\
+            b000-c000 rw-p 0 fd:01 7 /a\nd000-e000 rw-p 0 00:00 0\n";
+        let smaps = Smaps::read(&text[..]).expect("bytes");
+        let behind: Vec<u64> = (0..=smaps.areas.len())
+            .filter(|index| smaps.file_before(*index).is_some())
+            .map(|index| smaps.areas[index].start)
+            .collect();
+        assert_eq!(behind, [0x2000]);
     }
 }

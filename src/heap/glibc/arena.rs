@@ -256,17 +256,13 @@ fn data(smaps: &Smaps) -> Vec<Range<u64>> {
     let of = |is_meant: &dyn Fn(&Area) -> bool| {
         let mut ranges = Vec::new();
         let mut left = MAX_ALL_DATA;
-        let mut end_of_data = None;
-        for area in &smaps.areas {
+        for (index, area) in smaps.areas.iter().enumerate() {
             let is_data = area.is_file && is_meant(area);
-            let is_behind = !area.is_file && smaps.name(area).is_empty() && end_of_data == Some(area.start);
-            if is_data || is_behind {
-                end_of_data = is_data.then_some(area.end);
-                let size = area.end - area.start;
-                if area.is_writable && !area.is_shared && size <= MAX_DATA.min(left) {
-                    left -= size;
-                    ranges.push(area.start..area.end);
-                }
+            let is_behind = smaps.file_before(index).is_some_and(is_meant);
+            let size = area.end - area.start;
+            if (is_data || is_behind) && area.is_writable && !area.is_shared && size <= MAX_DATA.min(left) {
+                left -= size;
+                ranges.push(area.start..area.end);
             }
         }
         ranges
