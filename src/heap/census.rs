@@ -19,6 +19,7 @@ use crate::cpython::{self, Runtime};
 use crate::cpython_layout::Interpreter;
 use crate::error::{Error, ErrorKind, Result};
 use crate::event::Pid;
+use crate::process::file_content::Content;
 use crate::process::memory::Memory;
 use crate::process::modules::Modules;
 use crate::process::smaps::{Area, Smaps};
@@ -224,7 +225,11 @@ impl Census {
             memory: &live,
             present: &present,
         };
-        let memory = FileBackedMemory::new(&resident, &LiveSystem, pid, &smaps);
+        let open = |area: &Area| {
+            let opened = LiveSystem.open(pid, area.start, area.end, smaps.name(area), None);
+            opened.map_or(Content::Missing, |(content, _)| content)
+        };
+        let memory = FileBackedMemory::new(&resident, &smaps, &open);
         let mut notes = Vec::new();
         if !present.is_complete {
             notes.push("too many ranges of pages are in memory to look at all of them: parts may be too small".into());

@@ -6,11 +6,10 @@ use std::cell::{Cell, RefCell};
 
 use rustc_hash::FxHashMap;
 
-use crate::event::{PAGE, Pid};
+use crate::event::PAGE;
 use crate::process::file_content::Content;
 use crate::process::memory::{Memory, in_pieces};
 use crate::process::smaps::{Area, Smaps};
-use crate::process::system::System;
 
 /// Pages that are read: 32 MiB.
 const MAX_PAGES: usize = 1 << 13;
@@ -22,9 +21,8 @@ const MAX_FILES: usize = 512;
 /// A page that the process writes while it is read may be seen as it was before.
 pub struct FileBackedMemory<'a> {
     memory: &'a dyn Memory,
-    system: &'a dyn System,
-    pid: Pid,
     smaps: &'a Smaps,
+    open: &'a dyn Fn(&Area) -> Content,
     /// By the start of their mapping.
     files: RefCell<FxHashMap<u64, Content>>,
     /// By address; `None`: it cannot be read.
@@ -33,13 +31,12 @@ pub struct FileBackedMemory<'a> {
 }
 
 impl<'a> FileBackedMemory<'a> {
-    /// `memory` is read first. `system` opens the files of the process `pid`, whose mappings are `smaps`.
-    pub fn new(memory: &'a dyn Memory, system: &'a dyn System, pid: Pid, smaps: &'a Smaps) -> FileBackedMemory<'a> {
+    /// `memory` is read first. `smaps` are the mappings of the process; `open` opens the file of one.
+    pub fn new(memory: &'a dyn Memory, smaps: &'a Smaps, open: &'a dyn Fn(&Area) -> Content) -> FileBackedMemory<'a> {
         FileBackedMemory {
             memory,
-            system,
-            pid,
             smaps,
+            open,
             files: RefCell::default(),
             pages: RefCell::default(),
             is_exceeded: Cell::new(false),
@@ -64,11 +61,7 @@ impl<'a> FileBackedMemory<'a> {
             self.is_exceeded.set(true);
             return None;
         }
-        let file = files.entry(area.start).or_insert_with(|| {
-            let path = self.smaps.name(area);
-            let opened = self.system.open(self.pid, area.start, area.end, path, None);
-            opened.map_or(Content::Missing, |(content, _)| content)
-        });
+        let file = files.entry(area.start).or_insert_with(|| (self.open)(area));
         let mut bytes = vec![0; PAGE as usize];
         let at = area.offset.checked_add(page.checked_sub(area.start)?)?;
         let length = file.read_at(at, &mut bytes).ok()?;
@@ -106,11 +99,9 @@ impl Memory for FileBackedMemory<'_> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
-    use crate::error::Result;
-    use crate::event::Tid;
-    use crate::process::root::Root;
-    use crate::process::system::FileKey;
 
     /// One page is in memory; each byte is 7.
     struct Seven(u64);
@@ -119,44 +110,6 @@ mod tests {
         fn read(&self, avma: u64, buf: &mut [u8]) -> bool {
             buf.fill(7);
             avma >= self.0 && avma.saturating_add(buf.len() as u64) <= self.0 + PAGE
-        }
-    }
-
-    /// All files have these bytes. Counts how often one is opened.
-    struct OneFile(Vec<u8>, Cell<u32>);
-
-    impl System for OneFile {
-        fn open(&self, _: Pid, _: u64, _: u64, _: &[u8], _: Option<&Root>) -> Option<(Content, FileKey)> {
-            self.1.set(self.1.get() + 1);
-            Some((Content::Bytes(std::sync::Arc::new(self.0.clone().into())), (0, 0)))
-        }
-
-        fn maps(&self, _: Pid) -> Result<Vec<u8>> {
-            Ok(Vec::new())
-        }
-
-        fn stack_end(&self, _: Pid) -> u64 {
-            0
-        }
-
-        fn threads(&self, _: Pid) -> Vec<Tid> {
-            Vec::new()
-        }
-
-        fn thread_name(&self, _: Pid, _: Tid) -> Option<String> {
-            None
-        }
-
-        fn read_memory(&self, _: Pid, _: u64, _: &mut [u8]) -> usize {
-            0
-        }
-
-        fn root(&self, _: Pid) -> Option<Root> {
-            None
-        }
-
-        fn kernel_symbols(&self) -> Option<String> {
-            None
         }
     }
 
@@ -171,8 +124,12 @@ mod tests {
         bytes.extend([2; 4096]);
         bytes.extend([3; 4096]);
         bytes.extend([4; 100]);
-        let system = OneFile(bytes, Cell::new(0));
-        let memory = FileBackedMemory::new(&Seven(0x11000), &system, 1, &smaps);
+        let opened = Cell::new(0);
+        let open = |_: &Area| {
+            opened.set(opened.get() + 1);
+            Content::Bytes(Arc::new(bytes.clone().into()))
+        };
+        let memory = FileBackedMemory::new(&Seven(0x11000), &smaps, &open);
         for (avma, expected) in [
             (0x10000, Some([2; 4])),
             (0x10ffe, Some([2, 2, 7, 7])),
@@ -191,7 +148,7 @@ mod tests {
             let is_read = memory.read(avma, &mut found);
             assert_eq!(is_read.then_some(found), expected, "{avma:x}");
         }
-        assert_eq!(system.1.get(), 1);
+        assert_eq!(opened.get(), 1);
         assert!(!memory.is_exceeded());
     }
 }
