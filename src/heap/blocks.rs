@@ -1,6 +1,7 @@
 //! Blocks of the C heap that are no objects of Python, by their size and, if they are objects of C++, their class.
 
 use std::cmp::Reverse;
+use std::rc::Rc;
 
 use rustc_hash::FxHashMap;
 
@@ -21,17 +22,10 @@ pub struct BlockUse {
     /// Bytes of all of them, with what the C library needs for itself.
     pub bytes: u64,
     /// The class of C++ objects. `None`: they are none, or of a class without virtual functions.
-    pub class: Option<String>,
+    pub class: Option<Rc<str>>,
 }
 
-impl BlockUse {
-    /// `of 41 to 56 bytes`, behind the class.
-    pub fn text(&self) -> String {
-        text(self.usable, self.class.as_deref())
-    }
-}
-
-/// The text of such blocks.
+/// The text of such blocks: `of 41 to 56 bytes`, behind the class.
 pub fn text(usable: u64, class: Option<&str>) -> String {
     let least = if usable <= 24 { 0 } else { usable - 15 };
     let size = format!("of {least} to {usable} bytes");
@@ -41,8 +35,10 @@ pub fn text(usable: u64, class: Option<&str>) -> String {
 /// Counts blocks.
 pub struct BlockCounter<'a> {
     classes: Classes<'a>,
-    /// How many, by bytes that the program may use, and class.
+    /// How many, and their bytes, by bytes that the program may use, and class.
     counts: FxHashMap<(u64, Option<u32>), (u64, u64)>,
+    /// Some have a class that they are not counted as.
+    is_truncated: bool,
 }
 
 impl<'a> BlockCounter<'a> {
@@ -51,6 +47,7 @@ impl<'a> BlockCounter<'a> {
         BlockCounter {
             classes: Classes::new(memory, smaps),
             counts: FxHashMap::default(),
+            is_truncated: false,
         }
     }
 
@@ -58,6 +55,7 @@ impl<'a> BlockCounter<'a> {
         let first = block.head.first_chunk().copied().map(u64::from_le_bytes);
         let mut class = first.and_then(|word| self.classes.find(word));
         if self.counts.len() >= MAX_KINDS && !self.counts.contains_key(&(block.usable(), class)) {
+            self.is_truncated |= class.is_some();
             class = None;
         }
         let sums = self.counts.entry((block.usable(), class)).or_default();
@@ -66,7 +64,7 @@ impl<'a> BlockCounter<'a> {
 
     /// Whether there are more classes than are named.
     pub fn is_truncated(&self) -> bool {
-        self.classes.is_truncated
+        self.is_truncated || self.classes.is_truncated
     }
 
     /// Those with most bytes first.
@@ -75,7 +73,7 @@ impl<'a> BlockCounter<'a> {
             usable,
             count,
             bytes,
-            class: class.and_then(|class| self.classes.name(class)).map(String::from),
+            class: class.and_then(|class| self.classes.name(class).cloned()),
         };
         let mut rows: Vec<BlockUse> = self.counts.iter().map(row).collect();
         rows.sort_by(|a, b| {

@@ -81,8 +81,8 @@ impl<'a> Classes<'a> {
     }
 
     /// The name of a class that was found.
-    pub fn name(&self, class: u32) -> Option<&str> {
-        self.names.get(class as usize).map(|name| &**name)
+    pub fn name(&self, class: u32) -> Option<&Rc<str>> {
+        self.names.get(class as usize)
     }
 
     /// Whether an address is in the data of a file.
@@ -209,7 +209,11 @@ mod tests {
             // It is the same when it is met again.
             for _ in 0..2 {
                 let found = classes.find(word);
-                assert_eq!(found.and_then(|class| classes.name(class)), expected, "{word:x}");
+                assert_eq!(
+                    found.and_then(|class| classes.name(class)).map(|name| &**name),
+                    expected,
+                    "{word:x}"
+                );
             }
         }
         assert_eq!(classes.find(0x10110), classes.find(0x102a0));

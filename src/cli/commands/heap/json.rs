@@ -36,7 +36,7 @@ pub fn json(report: &Report) -> Value {
     let blocks = report.census.blocks.iter().take(MAX_ROWS).map(|block| {
         json!({
             "usable_bytes": block.usable,
-            "class": block.class,
+            "class": block.class.as_deref(),
             "count": block.count,
             "bytes": block.bytes,
         })

@@ -8,7 +8,7 @@ use super::Report;
 use crate::cli::output::style::{Color, TerminalStyle};
 use crate::cli::output::table::{self, Cell, Overflow, plain};
 use crate::escape::line;
-use crate::heap::blocks::BlockUse;
+use crate::heap::blocks::{self, BlockUse};
 use crate::heap::census::{Census, Owner};
 use crate::heap::estimate::Estimate;
 use crate::heap::glibc::{ArenaUse, Glibc};
@@ -143,7 +143,15 @@ fn types(census: &Census, style: &TerminalStyle) -> String {
 fn blocks(census: &Census, style: &TerminalStyle) -> String {
     let row = |count: u64, amount: u64, text: String| vec![plain(count.to_string()), plain(bytes(amount)), plain(text)];
     let shown = census.blocks.iter().take(MAX_ROWS);
-    let mut rows: Vec<Vec<Cell>> = shown.map(|block| row(block.count, block.bytes, block.text())).collect();
+    let mut rows: Vec<Vec<Cell>> = shown
+        .map(|block| {
+            row(
+                block.count,
+                block.bytes,
+                blocks::text(block.usable, block.class.as_deref()),
+            )
+        })
+        .collect();
     let others = census.blocks.get(MAX_ROWS..).unwrap_or_default();
     if !others.is_empty() {
         let sum = |of: fn(&BlockUse) -> u64| others.iter().map(of).sum();
