@@ -1,12 +1,13 @@
 //! Two censuses of memory, which `heap --format json` wrote: what grew between them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::path::Path;
 
 use serde_json::{Value, json};
 
 use crate::cli::args::{DiffBy, DiffCommand as Options};
+use crate::cli::commands::heap::MAX_LISTED;
 use crate::cli::commands::heap::saved::{self, no_census};
 use crate::cli::output::JSON_VERSION;
 use crate::cli::output::style::{Color, TerminalStyle};
@@ -29,12 +30,25 @@ struct Saved {
     parts: BTreeMap<String, u64>,
     /// Count and bytes.
     types: BTreeMap<String, (Estimate, Estimate)>,
-    /// Blocks of the C heap. `None`: it has none of them, since it is older or the C heap was not divided.
-    blocks: Option<Blocks>,
+    blocks: Blocks,
 }
 
-/// Count and bytes of blocks, by their size and class.
-type Blocks = BTreeMap<(u64, Option<String>), (u64, u64)>;
+/// Blocks of the C heap; none if the census is older, or the C heap was not divided.
+#[derive(Default)]
+struct Blocks {
+    /// Count and bytes, by size and class.
+    kinds: BTreeMap<(u64, Option<String>), (u64, u64)>,
+    /// Not all kinds may be listed.
+    is_cut: bool,
+}
+
+impl Blocks {
+    /// Count and bytes of a kind; `None`: they are not known.
+    fn of(&self, kind: &(u64, Option<String>)) -> Option<(u64, u64)> {
+        let absent = (!self.is_cut).then_some((0, 0));
+        self.kinds.get(kind).copied().or(absent)
+    }
+}
 
 /// A type in both.
 struct Change<'a> {
@@ -135,10 +149,10 @@ fn saved(census: &Value) -> Option<Saved> {
     }
     let blocks = match census.get("c_blocks") {
         Some(rows) => saved_blocks(rows)?,
-        None => Blocks::new(),
+        None => Blocks::default(),
     };
     Some(Saved {
-        blocks: Some(blocks).filter(|blocks| !blocks.is_empty()),
+        blocks,
         rss: census.get("rss_bytes")?.as_u64()?,
         parts: parts.collect::<Option<_>>()?,
         types,
@@ -146,11 +160,15 @@ fn saved(census: &Value) -> Option<Saved> {
 }
 
 fn saved_blocks(rows: &Value) -> Option<Blocks> {
-    let mut blocks = Blocks::new();
-    for row in rows.as_array()? {
+    let rows = rows.as_array()?;
+    let mut blocks = Blocks {
+        is_cut: rows.len() >= MAX_LISTED,
+        ..Blocks::default()
+    };
+    for row in rows {
         let number = |key: &str| row.get(key).and_then(Value::as_u64);
         let class = row.get("class").and_then(Value::as_str).map(String::from);
-        let sums = blocks.entry((number("usable_bytes")?, class)).or_default();
+        let sums = blocks.kinds.entry((number("usable_bytes")?, class)).or_default();
         let (count, bytes) = (number("count")?, number("bytes")?);
         *sums = (sums.0.saturating_add(count), sums.1.saturating_add(bytes));
     }
@@ -165,25 +183,24 @@ struct BlockChange<'a> {
     bytes: [u64; 2],
 }
 
-/// The blocks of the C heap of both, those whose bytes changed most first. None if one of the censuses has none.
+/// The blocks of the C heap of both, those whose bytes changed most first. None if one of the censuses has none. Kinds that
+/// one of them may have without listing them are left out.
 fn block_changes<'a>(before: &'a Saved, after: &'a Saved) -> Vec<BlockChange<'a>> {
-    let (Some(before), Some(after)) = (&before.blocks, &after.blocks) else {
+    let (before, after) = (&before.blocks, &after.blocks);
+    if before.kinds.is_empty() || after.kinds.is_empty() {
         return Vec::new();
-    };
-    let mut kinds: Vec<&(u64, Option<String>)> = before.keys().chain(after.keys()).collect();
-    kinds.sort_unstable();
-    kinds.dedup();
+    }
+    let kinds: BTreeSet<&(u64, Option<String>)> = before.kinds.keys().chain(after.kinds.keys()).collect();
     let change = |kind: &'a (u64, Option<String>)| {
-        let of = |blocks: &Blocks| blocks.get(kind).copied().unwrap_or_default();
-        let (first, last) = (of(before), of(after));
-        BlockChange {
+        let (first, last) = (before.of(kind)?, after.of(kind)?);
+        Some(BlockChange {
             usable: kind.0,
             class: kind.1.as_deref(),
             count: [first.0, last.0],
             bytes: [first.1, last.1],
-        }
+        })
     };
-    let changes = kinds.into_iter().map(change);
+    let changes = kinds.into_iter().filter_map(change);
     let mut changes: Vec<BlockChange> = changes.filter(|change| change.count[0] != change.count[1]).collect();
     changes.sort_by_key(|change| std::cmp::Reverse(change.bytes[0].abs_diff(change.bytes[1])));
     changes
@@ -443,5 +460,12 @@ mod tests {
         );
         // A census without blocks has not been asked for them.
         assert!(block_changes(&census(""), &after).is_empty());
+        // What a full list lacks may be there nevertheless.
+        let rows = (0..MAX_LISTED).map(|n| {
+            let usable = 24 + 16 * n;
+            format!(r#"{{"usable_bytes": {usable}, "class": null, "count": 4, "bytes": 128}}"#)
+        });
+        let full = census(&rows.collect::<Vec<_>>().join(","));
+        assert!(block_changes(&full, &after).iter().all(|change| change.class.is_none()));
     }
 }

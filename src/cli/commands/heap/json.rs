@@ -2,15 +2,12 @@
 
 use serde_json::{Map, Value, json};
 
-use super::{KIND, Report};
+use super::{KIND, MAX_LISTED, Report};
 use crate::cli::output::JSON_VERSION;
 use crate::heap::census::{ObjectSample, Owner, Pools, TypeUse};
 use crate::heap::estimate::Estimate;
 use crate::heap::glibc::{ArenaUse, Glibc};
 use crate::heap::mappings::Part;
-
-/// Rows of the lists of blocks, files and anonymous mappings.
-const MAX_ROWS: usize = 1000;
 
 /// The report as JSON. `diff` knows it by its first key. Names are text: what is not UTF-8 in them becomes U+FFFD.
 pub fn json(report: &Report) -> Value {
@@ -19,7 +16,7 @@ pub fn json(report: &Report) -> Value {
     let parts = Part::ALL
         .iter()
         .map(|part| json!({"name": part.name(), "bytes": amount(part)}));
-    let large = report.census.large.iter().take(MAX_ROWS).map(|block| {
+    let large = report.census.large.iter().take(MAX_LISTED).map(|block| {
         let (relation, owner) = match &block.owner {
             Owner::Itself(name) => ("itself", Some(name)),
             Owner::Object(name) => ("object", Some(name)),
@@ -33,7 +30,7 @@ pub fn json(report: &Report) -> Value {
             "type": owner.map(|name| String::from_utf8_lossy(name)),
         })
     });
-    let blocks = report.census.blocks.iter().take(MAX_ROWS).map(|block| {
+    let blocks = report.census.blocks.iter().take(MAX_LISTED).map(|block| {
         json!({
             "usable_bytes": block.usable,
             "class": block.class.as_deref(),
@@ -41,14 +38,14 @@ pub fn json(report: &Report) -> Value {
             "bytes": block.bytes,
         })
     });
-    let files = account.files.iter().take(MAX_ROWS).map(|file| {
+    let files = account.files.iter().take(MAX_LISTED).map(|file| {
         json!({
             "name": String::from_utf8_lossy(&file.name),
             "private_bytes": file.private,
             "shared_bytes": file.shared,
         })
     });
-    let anonymous = account.anonymous.iter().take(MAX_ROWS).map(|area| {
+    let anonymous = account.anonymous.iter().take(MAX_LISTED).map(|area| {
         json!({
             "address": area.range.start,
             "mapped_bytes": area.range.end - area.range.start,

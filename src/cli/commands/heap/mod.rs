@@ -26,6 +26,8 @@ pub use output::export;
 
 /// What the JSON says that it is.
 pub const KIND: &str = "census";
+/// Rows of its lists of blocks, files and anonymous mappings, at most.
+pub const MAX_LISTED: usize = 1000;
 /// Time between two looks at signals and at the process, while the next census is awaited.
 const TURN: Duration = Duration::from_millis(100);
 
