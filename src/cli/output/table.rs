@@ -49,6 +49,14 @@ pub fn draw(columns: &[(&str, Overflow)], rows: &[Vec<Cell>], style: &TerminalSt
     draw_rows(&fits, std::iter::once(&heading).chain(rows), style)
 }
 
+/// [`draw`] below an empty line; nothing without rows.
+pub fn section(columns: &[(&str, Overflow)], rows: &[Vec<Cell>], style: &TerminalStyle) -> String {
+    if rows.is_empty() {
+        return String::new();
+    }
+    format!("\n{}", draw(columns, rows, style))
+}
+
 /// The table without headings.
 pub fn rows(columns: &[Overflow], rows: &[Vec<Cell>], style: &TerminalStyle) -> String {
     draw_rows(columns, rows.iter(), style)

@@ -287,7 +287,7 @@ fn text(before: &Saved, after: &Saved, changes: &[Change], all: bool, style: &Te
         ("CHANGE", Overflow::Number),
         ("MEMORY", Overflow::Start),
     ];
-    let mut out = table::draw(&columns, &rows, style);
+    let out = table::draw(&columns, &rows, style);
     let shown: Vec<&Change> = changes
         .iter()
         .filter(|change| all || change.is_significant())
@@ -326,8 +326,7 @@ fn text(before: &Saved, after: &Saved, changes: &[Change], all: bool, style: &Te
         ("99 % INTERVAL", Overflow::Number),
         ("TYPE", Overflow::Start),
     ];
-    out.push('\n');
-    out + &table::draw(&columns, &rows, style) + &blocks
+    out + &table::section(&columns, &rows, style) + &blocks
 }
 
 /// The blocks of the C heap that changed, below an empty line.
@@ -342,15 +341,12 @@ fn blocks_text(changes: &[BlockChange], all: bool, style: &TerminalStyle) -> Str
     };
     let most = if all { usize::MAX } else { MAX_BLOCKS };
     let rows: Vec<Vec<Cell>> = changes.iter().take(most).map(row).collect();
-    if rows.is_empty() {
-        return String::new();
-    }
     let columns = [
         ("COUNT", Overflow::Number),
         ("BYTES", Overflow::Number),
         ("BLOCKS OF THE C HEAP THAT ARE NO OBJECTS OF PYTHON", Overflow::Start),
     ];
-    format!("\n{}", table::draw(&columns, &rows, style))
+    table::section(&columns, &rows, style)
 }
 
 fn to_json(before: &Saved, after: &Saved, changes: &[Change]) -> Value {

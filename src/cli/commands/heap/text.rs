@@ -136,7 +136,7 @@ fn types(census: &Census, style: &TerminalStyle) -> String {
         ("99 % INTERVAL", Overflow::Number),
         ("TYPE", Overflow::Start),
     ];
-    section(&columns, &rows, style)
+    table::section(&columns, &rows, style)
 }
 
 /// Blocks of the C heap by size and class.
@@ -168,7 +168,7 @@ fn blocks(census: &Census, style: &TerminalStyle) -> String {
         ("BYTES", Overflow::Number),
         (what, Overflow::Start),
     ];
-    section(&columns, &rows, style)
+    table::section(&columns, &rows, style)
 }
 
 /// Large blocks by what they belong to.
@@ -197,7 +197,7 @@ fn large(census: &Census, style: &TerminalStyle) -> String {
         ("BYTES", Overflow::Number),
         ("LARGE BLOCKS OF THE C HEAP", Overflow::Start),
     ];
-    section(&columns, &rows, style)
+    table::section(&columns, &rows, style)
 }
 
 fn arenas(glibc: &Glibc, style: &TerminalStyle) -> String {
@@ -237,7 +237,7 @@ fn arenas(glibc: &Glibc, style: &TerminalStyle) -> String {
         ("FOR MALLOC_TRIM", Overflow::Number),
         ("C ARENA", Overflow::Start),
     ];
-    section(&columns, &rows, style)
+    table::section(&columns, &rows, style)
 }
 
 fn files(account: &Account, style: &TerminalStyle) -> String {
@@ -267,7 +267,7 @@ fn files(account: &Account, style: &TerminalStyle) -> String {
         ("SHARED", Overflow::Number),
         ("FILE", Overflow::End),
     ];
-    section(&columns, &rows, style)
+    table::section(&columns, &rows, style)
 }
 
 fn anonymous(account: &Account, style: &TerminalStyle) -> String {
@@ -295,13 +295,5 @@ fn anonymous(account: &Account, style: &TerminalStyle) -> String {
         ("MAPPED", Overflow::Number),
         ("OTHER ANONYMOUS MEMORY AT", Overflow::Start),
     ];
-    section(&columns, &rows, style)
-}
-
-/// A table below an empty line; nothing without rows.
-fn section(columns: &[(&str, Overflow)], rows: &[Vec<Cell>], style: &TerminalStyle) -> String {
-    if rows.is_empty() {
-        return String::new();
-    }
-    format!("\n{}", table::draw(columns, rows, style))
+    table::section(&columns, &rows, style)
 }
