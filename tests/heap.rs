@@ -10,7 +10,7 @@ use std::process::{Command, Stdio};
 
 use serde_json::Value;
 
-use common::pythons::each_of;
+use common::pythons::{each_of, with_known_heap};
 use common::{Program, Python, Scratch, nativeprof, newest_python, programs, pythons};
 
 mod common;
@@ -160,9 +160,7 @@ fn a_known_heap() {
 /// A child has the pages that its parent wrote, and nothing else until it needs it: not the names of types.
 #[test]
 fn a_forked_child_has_the_types_of_its_parent() {
-    let with_heap = |python: &&Python| python.minor >= 8;
-    let known: Vec<Python> = pythons().iter().filter(with_heap).cloned().collect();
-    each_of(&known, |python| {
+    each_of(with_known_heap(), |python| {
         let mut program = Program::start(python.script("forked_heap.py"));
         let child = said(&program, "CHILD ").expect("a child")[0] as u32;
         let before = kernel_view(child);

@@ -11,8 +11,8 @@ use nativeprof::process::maps;
 use nativeprof::process::system::{LiveSystem, ProcessMemory, System};
 use nativeprof::session::Inspection;
 
-use common::pythons::each_of;
-use common::{Program, Python, pythons};
+use common::Program;
+use common::pythons::{each_of, with_known_heap};
 
 mod common;
 
@@ -36,15 +36,9 @@ fn census(pid: u32, budget: Option<Duration>) -> (PythonCensus, u64) {
     (heap.census(&memory, &AllResident, budget), size)
 }
 
-/// Interpreters whose heaps are known.
-fn with_heap() -> Vec<Python> {
-    let known = |python: &&Python| python.minor >= 8;
-    pythons().iter().filter(known).cloned().collect()
-}
-
 #[test]
 fn objects_with_what_they_own() {
-    each_of(&with_heap(), |python| {
+    each_of(with_known_heap(), |python| {
         let mut program = Program::start(python.script("heap_types.py"));
         let (full, size) = census(program.pid(), None);
         let (part, _) = census(program.pid(), Some(Duration::ZERO));

@@ -102,6 +102,11 @@ pub fn each_third_python_and_backend(first: usize, test: impl Fn(&Python, &[&str
     });
 }
 
+/// Interpreters whose heaps `heap` knows.
+pub fn with_known_heap() -> impl Iterator<Item = &'static Python> {
+    pythons().iter().filter(|python| python.minor >= 8)
+}
+
 /// Runs `test` for these interpreters with every backend: all of them with eBPF, and with ptrace every third one, since what
 /// reads the interpreters is the same.
 pub fn each_with_backend(all: impl IntoIterator<Item = &'static Python>, test: impl Fn(&Python, &str) + Sync) {
